@@ -8,7 +8,7 @@ from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
 from steptime.model.blocks import layers, n_params
 from steptime.model.delta_rule import DELTA_BACKWARD, KDA_SLOWNESS
-from steptime.model.lightning import BACKWARD
+from steptime.model.linear_attention import LIGHTNING_BACKWARD
 from steptime.model.model import Model
 from steptime.model.presets import load_model
 from steptime.model.scans import Chunked
@@ -103,7 +103,7 @@ def test_flops_are_those_that_megatron_counts():
 
 
 GB200, H20 = "gb200-186", "h20-96"
-GDN, KDA, FIXED = (True, 1.0, DELTA_BACKWARD), (True, KDA_SLOWNESS, DELTA_BACKWARD), (False, 1.0, BACKWARD)
+GDN, KDA, FIXED = (True, 1.0, DELTA_BACKWARD), (True, KDA_SLOWNESS, DELTA_BACKWARD), (False, 1.0, LIGHTNING_BACKWARD)
 MEASURED = [  # device, kind, sequences, tokens of each, heads, ms forward, ms forward and backward
     (GB200, GDN, 1, 8192, 96, 1.27, 4.74),
     (GB200, GDN, 2, 16384, 16, 1.03, 3.62),

@@ -46,17 +46,20 @@ def test_torch_rows(row):
     assert max(in_flight(*shape)) == float(row["peak_inflight_microbatches_worst_rank"])
 
 
+def spans_of(done):
+    return [times.spans for times in done.times()]
+
+
 def test_unequal_stages_and_sends_by_hand():
     """Stage 1 twice as slow as stage 0, two micro-batches, 1F1B: drawn on paper."""
     done = walk("1f1b", 2, 1, 2, [[1.0], [2.0]], [[2.0], [4.0]], [0.5, 0.0], [0.25, 0.0])
     # stage 0: F0 0-1, F1 1-2, then B0 and B1;  stage 1: F0 arrives at 1.5
-    first, second = [[(text([a]), start, end) for a, start, end in stage] for stage in done.spans()]
+    first, second = [[(text([a]), start, end) for a, start, end in stage] for stage in spans_of(done)]
     assert second == [("F0a", 1.5, 3.5), ("B0a", 3.5, 7.5), ("F1a", 7.5, 9.5), ("B1a", 9.5, 13.5)]
     assert first == [("F0a", 0.0, 1.0), ("F1a", 1.0, 2.0), ("B0a", 7.75, 9.75), ("B1a", 13.75, 15.75)]
     assert done.makespan_s == 15.75
     assert done.busy_s == [6.0, 12.0]
     assert done.idle_s == [9.75, 3.75]
-    assert done.stage_end == [15.75, 13.5]
     assert done.first_forward_start == [[0.0], [1.5]]
     assert (done.last_backward_start, done.last_backward_end) == ([[13.75], [9.5]], [[15.75], [13.5]])
 
@@ -65,11 +68,11 @@ def test_a_blocking_send_holds_its_sender():
     free = walk("1f1b", 2, 1, 2, [[1.0], [1.0]], [[1.0], [1.0]], [0.5])
     held = walk("1f1b", 2, 1, 2, [[1.0], [1.0]], [[1.0], [1.0]], [0.5], blocking=True)
     # stage 0 starts its second forward at once, or when the first one's output is away
-    assert [span.start_s for span in free.spans()[0][:2]] == [0.0, 1.0]
-    assert [span.start_s for span in held.spans()[0][:2]] == [0.0, 1.5]
+    assert [span.start_s for span in spans_of(free)[0][:2]] == [0.0, 1.0]
+    assert [span.start_s for span in spans_of(held)[0][:2]] == [0.0, 1.5]
     # stage 1 has sent the gradient of micro-batch 0 before it starts micro-batch 1; nothing follows B1 but its own send
-    assert [span.start_s for span in held.spans()[1]] == [1.5, 2.5, 4.0, 5.0]
-    assert held.stage_end == [7.5, 6.0]
+    assert [span.start_s for span in spans_of(held)[1]] == [1.5, 2.5, 4.0, 5.0]
+    assert [spans[-1].end_s for spans in spans_of(held)] == [7.5, 6.0]
     assert held.makespan_s == 7.5
     assert held.busy_s == free.busy_s == [4.0, 4.0]
 
@@ -133,11 +136,11 @@ def test_every_action_starts_as_soon_as_the_rules_allow(case, blocking):
     expected = starts_by_definition(shape, forward_s, backward_s, send_s, send_back_s, blocking)
     done = walk(*shape, forward_s, backward_s, send_s, send_back_s, blocking=blocking)
     cost = {"F": forward_s, "B": backward_s}
-    for stage, spans in enumerate(done.spans()):
+    for stage, spans in enumerate(spans_of(done)):
         for action, start, end in spans:
             assert start == expected[stage, action]
             assert end == start + cost[action.kind][stage][action.chunk]
-    assert done.makespan_s == max(span.end_s for spans in done.spans() for span in spans)
+    assert done.makespan_s == max(span.end_s for spans in spans_of(done) for span in spans)
 
 
 TWO_PACES = ("interleaved", 2, 2, 12), None, [[1.0, 0.0], [8.0, 1.0]], [[8.0, 8.0], [1.0, 0.0]], [0.0] * 2, [0.0] * 2
@@ -157,7 +160,8 @@ def test_a_step_whose_middle_repeats_comes_out_as_if_walked_in_full(case, blocki
     end = {(s, a): at + cost[a.kind][s][a.chunk] for (s, a), at in start.items()}
     held = {(s, a): at + sent(shape, s, a, send_s, send_back_s) * blocking for (s, a), at in end.items()}
     assert done.makespan_s == max(held.values())
-    assert done.stage_end == [max(at for (s, _), at in end.items() if s == stage) for stage in range(pp)]
+    ends = [max(at for (s, _), at in end.items() if s == stage) for stage in range(pp)]
+    assert [spans[-1].end_s for spans in spans_of(done)] == ends
     busy = [microbatches * (sum(forward_s[stage]) + sum(backward_s[stage])) for stage in range(pp)]
     assert done.busy_s == busy
     assert done.idle_s == [done.makespan_s - seconds for seconds in busy]
@@ -193,17 +197,16 @@ def test_equal_stages_are_walked_through_three_repeats_only():
     done = walk("1f1b", 64, 1, 512, equal(1.0, 64, 1), equal(2.0, 64, 1), [0.0] * 64)
     assert done.makespan_s == (512 + 63) * 3.0
     assert len(done._run.free) == 2 * 64 * 66 + 1
-    assert sum(map(len, done.spans())) == 2 * 64 * 512
+    assert sum(map(len, spans_of(done))) == 2 * 64 * 512
 
 
 @given(timed())
 def test_the_summary_agrees_with_the_spans(case):
     shape, *times = case
     done = walk(*shape, *times)
-    for stage, spans in enumerate(done.spans()):
+    for stage, spans in enumerate(spans_of(done)):
         assert done.busy_s[stage] == sum(span.end_s - span.start_s for span in spans)
         assert done.idle_s[stage] == done.makespan_s - done.busy_s[stage] >= 0
-        assert done.stage_end[stage] == max(span.end_s for span in spans)
         for chunk in range(shape[2]):
             forwards = [span for span in spans if span.action.chunk == chunk and span.action.kind == "F"]
             backwards = [span for span in spans if span.action.chunk == chunk and span.action.kind == "B"]

@@ -90,7 +90,9 @@ def test_a_v_with_split_backward_by_hand():
     assert placement("v", 2, 2) == ((0, 0), (1, 0), (1, 1), (0, 1))
     times = [equal(t, 2, 2) for t in (1.0, 2.0)]
     done = walk("v", 2, 2, 1, *times, [0.5, 0.5], [0.25, 0.25], weight_s=equal(3.0, 2, 2))
-    first, second = [[(text([a]), start, end) for a, start, end in stage] for stage in done.spans()]
+    first, second = [
+        [(text([a]), start, end) for a, start, end in stage] for stage in (times.spans for times in done.times())
+    ]
     # 0a 0-1; 1a arrives 1.5, 1b follows at once; 0b arrives 3.5 + 0.5; I of 1b arrives 7 + 0.25; I of 0a 11.25 + 0.25
     assert second[:3] == [("F0a", 1.5, 2.5), ("F0b", 2.5, 3.5), ("I0b", 7.25, 9.25)]
     assert second[3:] == [("I0a", 9.25, 11.25), ("W0b", 11.25, 14.25), ("W0a", 14.25, 17.25)]

@@ -85,10 +85,8 @@ def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
     job = assembly.job
     buffers = [stage_buffers(assembly, stage, state) for stage, state in enumerate(states)]
     permanent = [float(at_peak(held)) for held in buffers]
-    steps = [
-        with_buffers(in_step(job, state, held), beside)
-        for state, held, beside in zip(states, buffers, permanent, strict=True)
-    ]
+    steps = [in_step(job, state, held) for state, held in zip(states, buffers, strict=True)]
+    steps = [m._replace(transient_bytes=m.transient_bytes + own) for m, own in zip(steps, permanent, strict=True)]
     if fsdp.applies(job):
         if job.parallelism.pp > 1:
             return _sharded_stages(assembly, states, steps, permanent)
@@ -109,11 +107,6 @@ def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
             holds = _gradients_come(assembly, holds, whole=not alone)
         found.append(holds)
     return found
-
-
-def with_buffers(moment: PeakMoment, permanent: float) -> PeakMoment:
-    """A moment including workspaces and buffers."""
-    return moment._replace(transient_bytes=moment.transient_bytes + permanent)
 
 
 def _all_forward_first(assembly: Assembly, stage: int) -> bool:

@@ -71,14 +71,9 @@ def savings(
 ) -> list[Saving]:
     """The settings that save at least `LEAST` of a job's step, most first; then all of them together, where they save more.
 
-    None of a job without enough memory, whose step cannot run: `answer.fixes` has what makes it fit.
-
-    Args:
-        found: the job's estimate.
-        parts_s: seconds of the parts of its step (`Time.parts_s`).
-        estimate: estimates another job.
-        exact: only settings that keep the arithmetic as precise.
-        without: keys, or sections, that are not changed.
+    None of a job without enough memory, whose step cannot run: `answer.fixes` has what makes it fit. `parts_s`: seconds of the
+    parts of the step (`Time.parts_s`). `exact`: only settings that keep the arithmetic as precise. `without`: keys, or sections,
+    that are not changed.
     """
     tried: list[tuple[Saving, Switch]] = []
     for switch in SWITCHES if found.peaks.verdict != "does_not_fit" else ():

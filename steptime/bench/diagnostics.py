@@ -44,10 +44,7 @@ def diagnostics(
 ) -> dict[str, Any]:
     """The header as plain data for JSON; memory in bytes, the date in UTC (ISO 8601). Unknown values are None.
 
-    Args:
-        world: this process among all, or None before it is known.
-        config: the resolved config, to be repeated in the header.
-        seed: what the random number generators were seeded with.
+    It repeats the resolved config, and the seed of the random number generators.
     """
     import psutil
 

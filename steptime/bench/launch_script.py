@@ -34,12 +34,8 @@ class _Place(NamedTuple):
 def emit(kind: str, job: Job, config_path: str, *, arguments: Sequence[str] = (), gpus: bool = True) -> str:
     """The shell text that runs `steptime.bench PLAN` on all devices of a job, with its line end.
 
-    Args:
-        kind: slurm (a script for sbatch) or torchrun (a command; on several nodes, for each of them).
-        job: the job of the config; its machine says how many devices a node has.
-        config_path: as the ranks will open it.
-        arguments: further ones of the benchmark, such as --out DIR.
-        gpus: false on machines without: Slurm is then asked for none.
+    slurm: a script for sbatch, which asks for `gpus` or none; torchrun: a command, on several nodes for each of them. The ranks
+    open `config_path`, and get the further `arguments`, such as --out DIR.
 
     Raises:
         ConfigError: the kind is unknown, the config has no path, or the devices do not fill their nodes.

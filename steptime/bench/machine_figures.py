@@ -28,14 +28,7 @@ class Sweeps(NamedTuple):
 
 
 def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Provenance) -> dict[str, Figure]:
-    """Fields of the accelerator, in SI units, for what was measured.
-
-    Args:
-        measured: one or more calibrations.
-        device: what they ran on.
-        dtype: what the config computes in; attention's shares and memory's rate are of it.
-        provenance: what all figures share.
-    """
+    """Fields of the accelerator, in SI units, for what was measured; attention's shares and memory's rate in `dtype`."""
     kernels = _kernels(measured.launches, provenance)
     memory = _memory(measured.moves, dtype, device.statistic, provenance)
     rate = float(memory["memory_bytes_per_s"].value) if memory else float("inf")
@@ -135,32 +128,21 @@ def _kernels(launches: Sequence[timings.LaunchTiming], provenance: Provenance) -
     timing_of = {row.name: row.timing for row in launches}
     if not {"gemm", "move"} <= timing_of.keys():
         return {}
-    found = {
-        f"kernels.{name}_kernel_s": Figure(
-            timing_of[name].median_s, provenance.measured(f"a tiny {name} kernel in a queue", timing_of[name].spread)
-        )
-        for name in ("gemm", "move")
-    }
+
+    def figure(name: str, what: str) -> Figure:
+        return Figure(timing_of[name].median_s, provenance.measured(what, timing_of[name].spread))
+
+    found = {f"kernels.{name}_kernel_s": figure(name, f"a tiny {name} kernel in a queue") for name in ("gemm", "move")}
     found["kernels.layer_gap_s"] = Figure(0.0, "assumed: none besides the kernels' own times")
     if "host" in timing_of:
-        what = "launching a tiny kernel"
-        found["kernels.host_kernel_s"] = Figure(
-            timing_of["host"].median_s, provenance.measured(what, timing_of["host"].spread)
-        )
+        found["kernels.host_kernel_s"] = figure("host", "launching a tiny kernel")
     return found
 
 
 def tiers(
     collectives: Sequence[timings.CollectiveTiming], crossing: frozenset[str], per_node: int, provenance: Provenance
 ) -> list[dict[str, Figure]]:
-    """Network tiers, innermost first.
-
-    Args:
-        collectives: measured calls on every axis.
-        crossing: axes whose groups span nodes.
-        per_node: processes on a node.
-        provenance: what all figures share.
-    """
+    """Network tiers, innermost first; `crossing`: axes whose groups span nodes, each of `per_node` processes."""
     inside = [row for row in collectives if row.axis not in crossing]
     across = [row for row in collectives if row.axis in crossing]
     found = []

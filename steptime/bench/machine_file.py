@@ -47,12 +47,8 @@ def machine_document(
 ) -> dict[str, Any]:
     """The mapping that a machine file holds.
 
-    Args:
-        device: what was measured.
-        figures: dotted fields of the accelerator ("sustained_flops.bf16", "kernels.gemm_kernel_s") -> figure [SI].
-        tiers: network tiers, innermost first, fields of `Tier` -> figure; empty where no network was measured.
-        devices_per_node: devices of a node.
-        provenance: what the measured figures share.
+    `figures`: by dotted field of the accelerator ("sustained_flops.bf16", "kernels.gemm_kernel_s"). `tiers`: innermost first, by
+    field of `Tier`; empty where no network was measured.
     """
     known = known_accelerator(device)
     name = normalize(device.name.replace("(R)", "").replace("(TM)", "").replace("@", "at"))

@@ -38,16 +38,9 @@ class RankFormatter(logging.Formatter):
 def guarded(run: Callable[[], int | None], rank: int = 0, path: Path | None = None) -> int:
     """Run the work of one rank and return the exit code of its process.
 
-    A rank that a signal ends (SIGTERM from its launcher, a crash in C) leaves its stack in the log.
-
-    Args:
-        run: the work; returns an exit code or None.
-        rank: who this is; others than 0 print nothing.
-        path: the log, one for all ranks, appended to; None: no log.
-
-    Returns:
-        What `run` returned; 2 after one line per problem for bad input; 1 after a traceback for any other failure; 130 if
-        interrupted.
+    That is what `run` returned; 2 after one line per problem for bad input; 1 after a traceback for any other failure; 130 if
+    interrupted. Ranks other than 0 print nothing. `path` is the log, one for all ranks, appended to; a rank that a signal ends
+    (SIGTERM from its launcher, a crash in C) leaves its stack there.
     """
     with ExitStack() as stack:
         stack.callback(abandon_unless_writable, sys.stderr)

@@ -168,15 +168,9 @@ def gemm(
 ) -> GemmFit | None:
     """`sustained_flops` of a dtype: the asymptote [FLOP/s] with which the model fits the config's projections best.
 
-    Args:
-        measured: rows of any dtype; the sweep's are taken where there are no projections of this one.
-        dtype: of timings.GemmTiming.
-        device: its memory rate and fixed times.
-        statistic: "min_s" on a shared CPU, where other work stretches the median.
-        overheads: values of K_OVERHEAD to choose from, OVERHEADS say; a CPU's kernels need next to none.
-
-    Returns:
-        None where nothing of the dtype was measured, or all of it is bound by memory.
+    The sweep's rows are taken where there are no projections of the dtype. `statistic`: "min_s" on a shared CPU, where other work
+    stretches the median. `overheads`: values of K_OVERHEAD to choose from; a CPU's kernels need next to none. None where nothing
+    of the dtype was measured, or all of it is bound by memory.
     """
     mine = [row for row in measured if row.dtype == dtype]
     mine = [row for row in mine if row.name != "sweep"] or mine

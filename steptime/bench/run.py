@@ -95,14 +95,7 @@ def stages(options: BenchOptions, world: World) -> int:
 
 
 def measure_all(job: Job, world: World, options: BenchOptions, phases: Phases, done: Callable[[], None]) -> Raw:
-    """Measure on every rank; all ranks call this.
-
-    Args:
-        job: over as many devices as there are ranks.
-        world: this process.
-        options: what to run, and how long.
-        phases: a stopwatch of the start, at the end of "init".
-        done: called after each piece of work.
+    """Measure a job over as many devices as there are ranks, which all call this; `done` is called after each piece of work.
 
     Raises:
         ConfigError: plain torch cannot run one of the layouts; nothing has run then.

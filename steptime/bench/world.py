@@ -79,12 +79,9 @@ def find(env: Mapping[str, str] = os.environ) -> Launch:
 
 
 def start(launch: Launch, device_name: str | None = None, *, timeout_s: float = 600.0) -> World:
-    """Bind the device and, where there are several processes, join their group.
+    """Bind the device (the first of `DEVICES` that torch has, if not named) and, where there are several processes, join them.
 
-    Args:
-        launch: from `find`.
-        device_name: cuda, mps or cpu; None: the first of these that torch has.
-        timeout_s: how long to wait for the other ranks, here and in each collective [s].
+    `timeout_s`: how long to wait for the other ranks, here and in each collective.
 
     Raises:
         ConfigError: the device does not exist, the port is in use, rank 0 does not answer, the ranks cannot agree on an address.

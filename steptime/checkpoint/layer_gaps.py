@@ -33,7 +33,8 @@ def missing(stack: Stack, facts: list[dict[str, Any]]) -> list[Problem]:
     layers = stack.layers
     if len(layers) < FEWEST or not stack.attends() or any(fact.get("slices") or fact.get("part") for fact in facts):
         return []
-    found = [Problem("MISSING_TENSOR", _absent(stack, number), tensor=None) for number in _numbers(layers)]
+    among = f"{stack.prefix}{min(layers)} to {stack.prefix}{max(layers)}"
+    found = [Problem("MISSING_TENSOR", f"no layer {number} among {among}") for number in _numbers(layers)]
     kinds: defaultdict[frozenset[str], list[int]] = defaultdict(list)
     first = next(iter(layers.values())).keys()
     if all(tails.keys() == first for tails in layers.values()):
@@ -98,7 +99,3 @@ def _lacking(start: str, number: int, lost: list[str], others: int) -> Problem:
         f"layer {number} lacks {', '.join(lost[:SHOWN])}{more}, which {counted(others, 'other layer')} of its kind have"
     )
     return Problem("MISSING_TENSOR", message, tensor=start + lost[0])
-
-
-def _absent(stack: Stack, number: int) -> str:
-    return f"no layer {number} among {stack.prefix}{min(stack.layers)} to {stack.prefix}{max(stack.layers)}"

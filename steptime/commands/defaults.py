@@ -134,10 +134,11 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
         raise ConfigError(f"--devices: must be at least 1 (got {count})")
     if count > MAX_DEVICES:
         raise ConfigError(f"--devices: must be at most {MAX_DEVICES:,} (got {count})")
+    tokens = max(STEP_TOKENS, DEVICE_TOKENS * count)
     return {
         "model": model,
         "devices": count,
-        "data": {"gbs": sequences(step_tokens(count), seqlen, count * micro_batch), "seqlen": seqlen},
+        "data": {"gbs": sequences(tokens, seqlen, count * micro_batch), "seqlen": seqlen},
         "hardware": machine or MACHINE,
     }
 
@@ -174,11 +175,6 @@ def _inside(key: str, value: Any) -> dict[str, Any]:
     for name, item in value.items() if isinstance(value, dict) else ():
         found |= _inside(f"{key}.{name}", item)
     return found
-
-
-def step_tokens(devices: int) -> int:
-    """About how many tokens a step has."""
-    return max(STEP_TOKENS, DEVICE_TOKENS * devices)
 
 
 def sequences(tokens: int, seqlen: int, devices: int) -> int:

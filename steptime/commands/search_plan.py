@@ -16,11 +16,10 @@ from steptime.base.document import read_source
 from steptime.commands import defaults
 from steptime.commands.console import load
 from steptime.job.device_count import AUTO, stated_devices
-from steptime.job.edit import anchor, apply_settings
+from steptime.job.edit import anchor, apply_settings, plan_mapping
 from steptime.job.job import Job
 from steptime.job.limits import MOST_MICROBATCHES
 from steptime.job.mesh import Parallelism
-from steptime.job.mistaken import plan_mapping
 from steptime.job.sections import Data
 from steptime.search.space import AXES, divisors
 

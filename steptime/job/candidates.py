@@ -115,7 +115,8 @@ class Candidates:
             which = np.flatnonzero(group.reshape(-1) == i)
             one = self.rows([row])
             said = {key: int(column[0]) for key, column in one.columns.items()}
-            job = self.job.replace(**{_path(key): value for key, value in said.items()})
+            paths = {key: f"{'data' if key in BATCH_COLUMNS else 'parallelism'}.{key}" for key in said}
+            job = self.job.replace(**{paths[key]: value for key, value in said.items()})
             columns = self.rows(which).columns
             yield which, Candidates(job, **{key: c for key, c in columns.items() if np.any(c != c[0])})
 
@@ -156,7 +157,3 @@ class Candidates:
 def any_row(condition: Num) -> bool:
     """Whether it is true in any row of a column."""
     return bool(condition.any()) if is_column(condition) else bool(condition)
-
-
-def _path(key: str) -> str:
-    return f"data.{key}" if key in BATCH_COLUMNS else f"parallelism.{key}"

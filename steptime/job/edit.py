@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, show
-from steptime.base.document import parse, read_source
+from steptime.base.document import parse, parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job.device_count import AUTO
-from steptime.job.mistaken import plan_mapping
 from steptime.job.names import meant_path
 from steptime.model.model import Model
 
@@ -26,6 +25,12 @@ _EITHER = {
     "hardware.nodes": "devices",
 }
 """Pairs of keys for the same setting: setting one removes the other."""
+_LAUNCH = {
+    **dict.fromkeys((".sh", ".bash", ".slurm", ".sbatch"), "a shell script"),
+    ".toml": "a TOML file",
+    **dict.fromkeys((".log", ".out"), "a log"),
+}
+"""Suffixes of files that --from reads, which are never plans but may be given in place of one."""
 
 
 def read_model(value: Any) -> Any:
@@ -112,6 +117,26 @@ def read_plan(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{problem}{_preset_hint(source)}" for problem in error.problems) from None
         data, base = plan_mapping(text, name), Path(name).parent if str(source) == name else Path()
     anchor(data, base)
+    return data
+
+
+def plan_mapping(text: str, name: str) -> dict[str, Any]:
+    """The mapping of a plan's text; `name` is its file's, for messages.
+
+    Raises:
+        ConfigError: it is not valid YAML or JSON, or is another kind of file, in one line that says how to use it.
+    """
+    kind = "a shell script" if text.startswith("#!") else _LAUNCH.get(Path(name).suffix.lower())
+    try:
+        data = parse_mapping(text, name)
+    except ConfigError:
+        if kind is None or not text.strip():
+            raise
+        raise ConfigError(f"{name}: {kind}, not a plan; to read it: 3dtrn --from auto {name}") from None
+    if str(data.get("schema", "")).startswith("3dtrn/") and "model" not in data:
+        raise ConfigError(f"{name}: the output of --json, not a plan; its plan is under config")
+    if "model_type" in data and data.keys().isdisjoint({"model", "data", "hardware"}):
+        raise ConfigError(f"{name}: a Hugging Face config, not a plan; name it in a plan as model: {{hf: {name}}}")
     return data
 
 

@@ -193,8 +193,6 @@ def flash(model: Model, shard: Shard, read: Read) -> Sublayer:
     kernel = local.kernel(read.qkv, out, (*read.kept, out.name, local.lse.name), **mask)
     inside = shard.software.kernels.attention_kernel.startswith("cudnn")  # TransformerEngine's softmax_type learnable
     if model.attention.sinks and shard.software.family in EAGER_TORCH and not inside:
-        from steptime.model.sinks import scaled_by_sinks
-
         return scaled_by_sinks(kernel, out, local.lse)
     return with_sequence_first(shard, [kernel], out)
 
@@ -257,3 +255,28 @@ def softmax(scores: Tensor, probs: Tensor, shard: Shard) -> Op:
     moved = 2.0 * scores.bytes + 5.0 * wide.bytes
     saves = (wide.name,)
     return Move("attn.core.softmax", (scores.name,), (probs,), saves, (wide,), (), moved, moved, 4.0, role="core_attn")
+
+
+def scaled_by_sinks(kernel: Op, out: Tensor, lse: Tensor) -> Sublayer:
+    """Sinks of plain torch modules: the kernel, then its output times sigmoid(log-sum-exp - sink), the share that they leave.
+
+    pytorch/torchtitan@58b03444 torchtitan/models/gpt_oss/model.py. The sigmoid is fp32 and cast to the output's dtype. Kept: the
+    output, the sigmoid, its cast. Backward: the product for the output (2 accesses of it), that for the scale (3) and its sum
+    over the head's width (1).
+    """
+    sigmoid, scaled = lse._replace(name="attn.core.sink.sigmoid"), out._replace(name="attn.core.scaled")
+    scale = sigmoid._replace(name="attn.core.sink.scale", itemsize=out.itemsize)
+    stats = (sigmoid,) if out.itemsize == lse.itemsize else (sigmoid, scale)
+    product = Move(
+        "attn.core.sink",
+        (out.name, lse.name),
+        (scaled,),
+        (out.name, *(t.name for t in stats)),
+        stats,
+        forward_bytes=2.0 * (out.bytes + sigmoid.bytes),
+        backward_bytes=6.0 * out.bytes,
+        kernels=4.0,
+        backward_temp_bytes=out.bytes,
+        role="core_attn",
+    )
+    return [kernel, product], scaled.name

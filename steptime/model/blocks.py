@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, get_args
 
 from steptime.base.num import ceil
@@ -22,21 +23,11 @@ def block_ops(model: Model, shard: Shard) -> list[Op]:
     return [*attention_ops(model, shard), *mlp_ops(model, shard)]
 
 
-def attention_layer_ops(model: Model, shard: Shard) -> list[Op]:
-    """Attention only, from tensor "x" to "y"."""
-    return attention_ops(model, shard, out="y")
-
-
-def mlp_layer_ops(model: Model, shard: Shard) -> list[Op]:
-    """An MLP only, from tensor "x" to "y"."""
-    return mlp_ops(model, shard, x="x")
-
-
 def moe_layer_ops(model: Model, shard: Shard) -> list[Op]:
     """One transformer layer with experts, from tensor "x" to "y"."""
-    from steptime.model.moe import moe_block_ops
+    from steptime.model.moe import moe_ops
 
-    return moe_block_ops(model, shard)
+    return [*attention_ops(model, shard), *moe_ops(model, shard)]
 
 
 def mamba_layer_ops(model: Model, shard: Shard) -> list[Op]:
@@ -57,8 +48,8 @@ LAYERS: dict[str, Callable[[Model, Shard], list[Op]]] = {
     "dense": block_ops,
     "moe": moe_layer_ops,
     "mamba": mamba_layer_ops,
-    "attention": attention_layer_ops,
-    "mlp": mlp_layer_ops,
+    "attention": partial(attention_ops, out="y"),
+    "mlp": partial(mlp_ops, x="x"),
     "experts": expert_layer_ops,
 }
 """Every kind of layer by name: its ops, from tensor "x" to "y". Rare kinds are imported when they are used."""

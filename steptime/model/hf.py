@@ -16,8 +16,7 @@ from steptime.base.config import ConfigError, show
 from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
 from steptime.model.hf_families import FAMILIES
 from steptime.model.hf_family import ACTIVATIONS, FORBIDDEN, UNMODELED, Family, Json
-from steptime.model.hf_hybrid import HYBRIDS, counted, hybrid_section
-from steptime.model.hf_linear import KINDS, linear_section
+from steptime.model.hf_hybrid import HYBRIDS, LINEAR, counted, hybrid_section, linear_section
 
 LARGEST_BYTES = 1 << 20
 """Largest config.json that is read; real ones have a few kB."""
@@ -253,7 +252,7 @@ class Reader:
     def check_layers(self, hidden: int) -> None:
         """Refuse layers of other kinds, and an embedding with its own width."""
         kinds, known = self.values.get("layer_types"), {"full_attention", "sliding_attention", "chunked_attention"}
-        known |= {"linear_attention"} if self.model_type in KINDS else set()
+        known |= {"linear_attention"} if self.model_type in LINEAR else set()
         if isinstance(kinds, list) and set(map(str, kinds)) - known:
             self.problems.append("layer_types: only full_attention and sliding_attention are modeled")
         if self.values.get("word_embed_proj_dim") not in (None, hidden):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import same
-from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
 from steptime.model.expert_rows import aligned_rows, cast_rows, one_cast
 from steptime.model.experts_in_turn import bias_in_place, in_turn, joined
@@ -30,11 +29,6 @@ STASH_KERNELS, STASH_SHARE = 6.0, 0.5
 """Copies of four tensors, and of the scales of two, into a stash; and the share of their time that other kernels lose to them,
 some being limited by memory and some by arithmetic (assumed: half; rows marked fit do not decide it: on GB200 DeepSeek-V3 is
 best with none, Qwen3-30B with a quarter, gpt-oss with all)."""
-
-
-def moe_block_ops(model: Model, shard: Shard) -> list[Op]:
-    """One transformer layer with experts in place of the MLP, from tensor "x" to "y"."""
-    return [*attention_ops(model, shard), *moe_ops(model, shard)]
 
 
 def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:

@@ -77,7 +77,8 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
             segments += [discarded(ops, run) for run in runs(ops, roles)]
         elif module == "dropout":
             masks = [i for i, op in enumerate(ops) if isinstance(op, Move) and op.draws_mask]
-            segments += [mask_segment(ops[i], i) for i in masks if not covered(i, segments)]
+            drawn = {i: frozenset(t.name for t in ops[i].stats) for i in masks if not covered(i, segments)}
+            segments += [Segment(i, i, i, (), names) for i, names in drawn.items()]
     return sorted(segments)
 
 
@@ -215,11 +216,6 @@ def reads(ops: list[Op], run: range) -> tuple[str, ...]:
     """Tensors from outside that a run reads."""
     made = allocated_names(ops, run)
     return tuple(dict.fromkeys(name for i in run for name in ops[i].inputs if name not in made))
-
-
-def mask_segment(op: Op, i: int) -> Segment:
-    """A dropout whose mask is drawn again."""
-    return Segment(i, i, i, (), frozenset(t.name for t in op.stats))
 
 
 def covered(i: int, segments: list[Segment]) -> bool:

@@ -160,13 +160,10 @@ def _never(rows: list[NeverStarted]) -> Table:
 def memory_command(
     paths: Sequence[str], *, log: str | None = None, start: str | None = None, stop: str | None = None
 ) -> LogReport:
-    """GPU-memory logs of nvidia-smi summarized by GPU.
+    """GPU-memory logs of nvidia-smi (CSV) summarized by GPU.
 
-    Args:
-        paths: CSV files.
-        log: a training log; only samples between its first and its last step count.
-        start: only samples from this time on count: 2023-10-05 19:12:15, or 19:12:15.
-        stop: only samples up to this time count.
+    Samples count between the first and the last step of `log`, a training log, or from `start` to `stop`: 2023-10-05 19:12:15, or
+    19:12:15.
 
     Raises:
         ConfigError: one line per file that cannot be read or has no sample in the window.
@@ -227,11 +224,7 @@ def _memory_table(found: GpuMemoryLog) -> Table:
 
 
 def scaling_command(paths: Sequence[str], *, baseline: int | None = None) -> LogReport:
-    """The scaling table of several results.json, one per number of processes.
-
-    Args:
-        paths: results of `3dtrn bench`.
-        baseline: the number of ranks that every series must begin with; None takes its smallest.
+    """The scaling table of several results.json, one per number of processes; `baseline` as in `scaling.series`.
 
     Raises:
         ConfigError: one line per file or key that is wrong, or per series that cannot be compared.

@@ -187,11 +187,7 @@ ROLES = frozenset({"router", "moe", "moe_act", "shared_experts"})
 
 
 def experts(estimate: Estimate) -> FactList:
-    """The experts of one device, the rows of each, and every op of theirs on the busiest stage, in the layer's order.
-
-    Args:
-        estimate: of a plan whose model has experts.
-    """
+    """The experts of one device, the rows of each, and every op of theirs on the busiest stage, in the layer's order."""
     job = estimate.job
     moe, p = job.model.moe, job.parallelism
     if moe is None:

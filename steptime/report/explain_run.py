@@ -9,11 +9,7 @@ from steptime.report.table import Fact, FactList
 
 
 def whole_run(estimate: Estimate) -> FactList:
-    """Every figure of the section on the whole run, by its formula (`answer.whole_run`).
-
-    Args:
-        estimate: of a plan with a `run` section.
-    """
+    """Every figure of the section on the whole run of a plan that has one, by its formula (`answer.whole_run`)."""
     job, found = estimate.job, estimate.run or {}
     said, size, step = job.run, job.software.state_bytes, seconds(estimate.step_s)
     if said is None:

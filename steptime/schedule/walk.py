@@ -177,11 +177,6 @@ class Walk:
     _step: Step = field(repr=False)
 
     @cached_property
-    def stage_end(self) -> list[float]:
-        """When the last action of each stage ends."""
-        return [self._run.end(numbers[-1]) + self._skipped_s for numbers in self._run.graph.stages]
-
-    @cached_property
     def first_forward_start(self) -> list[list[float]]:
         """When the first forward of each chunk starts."""
         return [[self._run.start(number) for number in chunks] for chunks in self._run.graph.first_forward]
@@ -209,10 +204,6 @@ class Walk:
         whole = self._step.run(self._step.microbatches, self._step.group)
         starts, stages = whole.starts(), zip(whole.graph.orders, whole.graph.stages, strict=True)
         return [StageTimes(actions, at_s, stretch, whole, starts, numbers) for actions, numbers in stages]
-
-    def spans(self, at_s: float = 0.0, stretch: float = 1.0) -> list[list[ActionSpan]]:
-        """The same action by action."""
-        return [times.spans for times in self.times(at_s, stretch)]
 
 
 def walk(

@@ -61,14 +61,8 @@ def moments(
 ) -> list[PeakMoment]:
     """The worst moment of a kind's stages without gradients before their first backward, and of its others.
 
-    Args:
-        job: says the ZeRO level.
-        stages: the pipeline.
-        kind: of its stages.
-        chunk_figures: their chunks.
-        usual: the worst moment where every stage has all gradients from the start.
-        microbatches: by row.
-        found: the chunks, recomputations, and by row the row of the parts, and parameters of the stage on a device.
+    `usual`: where every stage has all gradients from the start. `found`: the chunks, recomputations, and by row the row of the
+    parts, and parameters of the stage on a device.
     """
     import numpy as np
 

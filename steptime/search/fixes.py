@@ -56,7 +56,7 @@ def fixes(found: Estimate) -> list[Fix]:
     other = sorted(
         single.estimated(job, found.step_s, Candidate, single.sharded(job))["fits"], key=lambda fix: fix.step_s
     )[:1]
-    best = listed[:1] + sorted(listed[1:], key=_step)[: MOST - 1 - len(other)]
+    best = listed[:1] + sorted(listed[1:], key=lambda layout: layout.step_s)[: MOST - 1 - len(other)]
     told = [
         Fix(
             words(layout.changes),
@@ -116,10 +116,6 @@ def _fastest(searched: Search, at: int) -> tuple[list[int], list[float]]:
     order = np.argsort(steps, kind="stable")
     rows = np.concatenate([order[lengths[order] == length][:TRIES] for length in np.unique(lengths)])
     return lengths[rows].tolist(), steps[rows].tolist()
-
-
-def _step(layout: Layout) -> float:
-    return layout.step_s
 
 
 def lists(searched: Search) -> Iterator[Layout]:

@@ -48,17 +48,11 @@ def makespans(
     wanted: Any = True,
     around: Callable[[Any], AroundActions] | None = None,
 ) -> Num:
-    """Seconds of every layout's pipeline, [recomputation, row].
+    """Seconds of every layout's pipeline, [recomputation, row]: at least `least`, which those keep that are not `wanted`.
 
-    Args:
-        stages: the pipeline.
-        chunk_figures: its chunks, [kind of stage][virtual chunk].
-        microbatches: of every row.
-        boundaries: exposed seconds of one send from each stage to the next, the last to the first, by row.
-        blocking: a send also holds its sender.
-        least: seconds that it takes at least.
-        wanted: [recomputation, row], which are walked; others keep `least`.
-        around: what FSDP adds to the actions of some layouts, given by their places.
+    `chunk_figures`: its chunks, [kind of stage][virtual chunk]. `boundaries`: exposed seconds of one send from each stage to the
+    next, the last to the first, by row. `blocking`: a send also holds its sender. `around`: what FSDP adds to the actions of some
+    layouts, given by their places.
     """
     import numpy as np
 

@@ -81,11 +81,8 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
 def _inputs(inputs: list[list[Input]], coded: list[tuple[Any, Any]], made: Any, first: Any) -> tuple[Any, Any, Any]:
     """By slot: the slot that makes the input, and the indices of cost and send.
 
-    Args:
-        inputs: of each stage, by block (kind and chunk).
-        coded: of each stage, block and code of its actions, in order.
-        made: by stage and code, the slot whose end others wait for.
-        first: the first slot of each stage, and the slot that never runs.
+    `inputs`: of each stage, by block (kind and chunk). `coded`: of each stage, block and code of its actions, in order. `made`:
+    by stage and code, the slot whose end others wait for. `first`: the first slot of each stage, and the slot that never runs.
     """
     import numpy as np
 
@@ -134,13 +131,9 @@ def _by_level(level: Any, first: Any) -> Any:
 
 
 def walked(found: Levels, held: list[Any], waited: list[Any] | None, wanted: Any) -> Any:
-    """When some actions end, [place in `wanted`, layout].
+    """When the `wanted` actions, which are numbers, end: [place in `wanted`, layout].
 
-    Args:
-        found: the schedule.
-        held: seconds of each cost index, by layout.
-        waited: seconds of each send index; None where sends hold their senders alone.
-        wanted: numbers of actions.
+    `held`: seconds of each cost index, by layout. `waited`: of each send index; None where sends hold their senders alone.
     """
     import numpy as np
 

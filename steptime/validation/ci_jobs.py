@@ -111,13 +111,9 @@ def _plan(key: str, kind: str, devices: int, row: MeasuredRow) -> CiPlan | str:
             reading = read_ci(name, kind, devices, PER_NODE.get(row.text("gpu"), 8))
             _PLANS[place] = reading if isinstance(reading, str) else _on_image(reading, row)
         except ConfigError as error:
-            _PLANS[place] = _without_name(error.problems[0])
+            named = r"^\S*/[0-9a-f]{12}: (?:line \d+: )?"  # the configuration's name
+            _PLANS[place] = re.sub(named, "", error.problems[0])
     return _PLANS[place]
-
-
-def _without_name(problem: str) -> str:
-    """A reader's problem without the configuration's name."""
-    return re.sub(r"^\S*/[0-9a-f]{12}: (?:line \d+: )?", "", problem)
 
 
 @cache

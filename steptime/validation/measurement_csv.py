@@ -113,9 +113,7 @@ def _text(value: Any) -> str:
 def append(row: dict[str, str], path: str) -> str:
     """Append a row to a CSV, which is created if missing; returns the row's id, made unique.
 
-    Args:
-        row: cells by column, `job_cells` with what else is known; columns beyond COLUMNS are last.
-        path: of the CSV.
+    `row`: cells by column, `job_cells` with what else is known; columns beyond COLUMNS are last.
 
     Raises:
         ConfigError: the file cannot be read or written, or its header lacks a column that the row needs.

@@ -80,7 +80,8 @@ def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
 def _framework(row: MeasuredRow) -> RowFramework:
     said = row.text("framework").lower()
     if found := next((word for word in _tables()["no_profile"] if word in said), ""):
-        raise SkipRowError(f"not modeled yet: framework {_title(found)}")
+        title = "XLA (Levanter, T5X)" if found in {"levanter", "t5x"} else found
+        raise SkipRowError(f"not modeled yet: framework {title}")
     if said in profile_names():
         return RowFramework(said, said, said)
     found_one = next((framework for framework in row_frameworks() if re.search(framework.words, said)), None)
@@ -105,10 +106,6 @@ def release_of(framework: RowFramework, words: str) -> str:
     """The release in a framework's words, as far as its profile distinguishes releases: 24.12 from "NeMo 24.12.01"."""
     said = re.findall(r"\d+\.\d+", words)
     return next((release for release in profile_releases(framework.profile) if release in said), "")
-
-
-def _title(word: str) -> str:
-    return "XLA (Levanter, T5X)" if word in {"levanter", "t5x"} else word
 
 
 def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:

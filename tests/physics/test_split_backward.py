@@ -46,7 +46,7 @@ def test_the_bubble_of_a_step_is_that_of_the_paper():
     send = found.boundary_costs[0].time_s
     busy = 6 * (last.forward_s + last.backward_s)
     # sends hold their sender under torch: stage 1 starts a send after the first forward, and sends six gradients
-    assert found.walk.stage_end[1] == pytest.approx(first.forward_s + send + busy + 6 * send, rel=1e-9)
+    assert found.walk.times()[1].end_s(-1) == pytest.approx(first.forward_s + send + busy + 6 * send, rel=1e-9)
 
 
 def test_a_chunk_of_two_parts_by_hand():

@@ -11,10 +11,10 @@ from torch_ours import kept, kept_by_torch, shard_of
 
 from steptime.bench.runs.probes import Saved
 from steptime.model import ops
+from steptime.model.attention import scaled_by_sinks
 from steptime.model.model import Model
 from steptime.model.routing import Rows
 from steptime.model.shared_sequence import Local
-from steptime.model.sinks import scaled_by_sinks
 from steptime.model.torch_experts import grouped_experts
 
 BATCH, SEQLEN, HIDDEN, WIDTH, EXPERTS, TOP_K = 2, 16, 32, 48, 8, 2

@@ -138,11 +138,7 @@ def _run(path: str, step: _Step, document: dict[str, Any]) -> ScalingRun:
 
 
 def series(runs: list[ScalingRun], baseline: int | None = None) -> list[ScalingSeries]:
-    """The runs as series, each against its baseline.
-
-    Args:
-        runs: of all files.
-        baseline: the number of ranks that every series must begin with; None takes its smallest.
+    """The runs as series, each against its `baseline`, a number of ranks; if not set, its smallest.
 
     Raises:
         ConfigError: a series has no baseline, one number of ranks twice, other models or batches; one line each.

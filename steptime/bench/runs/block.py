@@ -72,12 +72,7 @@ class OneBlock:
 
 
 def run_block(job: Job, device: torch.device, *, seconds: float = 0.5) -> list[BlockRow]:
-    """Time one block of the job's model, whole on one device, under no, selective and full recomputation.
-
-    Args:
-        job: model, micro-batch, sequence length and precision; its layout does not matter.
-        device: where to run.
-        seconds: how long to time each direction.
+    """Time one block, whole whatever the job's layout, under no, selective and full recomputation; `seconds` each direction.
 
     Raises:
         ConfigError: plain torch has no such kernels.

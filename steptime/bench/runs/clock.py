@@ -73,16 +73,10 @@ def measure(
     most: int = 200,
     before: Callable[[], object] | None = None,
 ) -> Timing:
-    """Time `run` repeatedly.
+    """Time `run` for so many seconds, within `least` and `most` repetitions.
 
-    Args:
-        run: the work of one repetition.
-        device: what it runs on.
-        seconds: how long to go on [s], within `least` and `most` repetitions.
-        least: repetitions at least.
-        most: repetitions at most.
-        before: what to do ahead of each repetition, not timed (gradients set to None, say). With it a repetition is one call
-            on every device, by the host's clock, the device waited for before and after: how to time a training step.
+    `before`: what to do ahead of each repetition, not timed (gradients set to None, say). With it a repetition is one call on
+    every device, by the host's clock, the device waited for before and after: how to time a training step.
     """
     sample = single(run, device, before) if before is not None else sampler(run, device)
     samples: list[float] = []
@@ -101,15 +95,10 @@ def interleaved(
     seconds: float = inf,
     warm: int = 2,
 ) -> dict[Name, Timing]:
-    """Time several pieces of work in turns, so that a change of load affects all equally.
+    """Time several pieces of work in turns, `rounds` of them, so that a change of load affects all equally.
 
-    Args:
-        runs: what to time, by name.
-        device: what it runs on.
-        rounds: how often all of them come round.
-        turns: samples of one piece in a round at most; of several those are taken that last no longer than one of the longest.
-        seconds: when to stop before `rounds`, though not before three of them [s].
-        warm: calls ahead of the first sample.
+    `turns`: samples of one piece in a round at most; of several those are taken that last no longer than one of the longest.
+    `seconds`: when to stop before `rounds`, though not before three of them. `warm`: calls ahead of the first sample.
     """
     samplers = {name: sampler(run, device, warm) for name, run in runs.items()}
     end = perf_counter() + seconds

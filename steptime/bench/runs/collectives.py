@@ -139,22 +139,14 @@ def sizes(device: torch.device) -> list[int]:
 def measure_axis(
     group: ProcessGroup, axis: str, device: torch.device, seconds: float
 ) -> tuple[list[timings.CollectiveTiming], list[str]]:
-    """Every kind over the ranks of `group`; a kind stops growing when its share of the `seconds` is used up.
-
-    Args:
-        group: of two ranks or more; all of them call this.
-        axis: what the rows are to be called.
-        device: of this rank.
-        seconds: for all kinds together.
-    """
+    """Every kind over the two ranks or more of `group`, in rows of this axis; its share of the `seconds` limits its sizes."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     counted = -slowest([-float(len(sizes(device)))], group, device)[0]  # the least of all ranks
     found: list[timings.CollectiveTiming] = []
     notes: list[str] = []
     for kind in KINDS:
-        timed, note = _measure_kind(
-            kind, axis, sizes(device)[: int(counted)], group, device, dtype, seconds / len(KINDS)
-        )
+        of_bytes = sizes(device)[: int(counted)]
+        timed, note = _measure_kind(kind, axis, of_bytes, group, device, dtype, seconds / len(KINDS))
         found += timed
         notes += [note] if note else []
     operands.release(device)

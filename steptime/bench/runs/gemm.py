@@ -243,9 +243,5 @@ def sweep(job: Job, device: torch.device, seconds: float = 10.0) -> tuple[list[t
 
 def best(found: Sequence[timings.GemmTiming]) -> dict[str, timings.GemmTiming]:
     """The best achieved rate of each dtype: the row with the highest rate, by the minimum (MAMF)."""
-    top: dict[str, timings.GemmTiming] = {}
-    for row in found:
-        other = top.get(row.dtype)
-        if other is None or row.flops / row.timing.min_s > other.flops / other.timing.min_s:
-            top[row.dtype] = row
-    return top
+    by_dtype = grouped(found, lambda row: row.dtype)
+    return {dtype: max(rows, key=lambda row: row.flops / row.timing.min_s) for dtype, rows in by_dtype.items()}

@@ -81,16 +81,10 @@ def run_steps(
     trace: Path | None = None,
     mark: Callable[[str], object] = str,
 ) -> StepRow:
-    """Train for some steps and time each. Every rank of the job calls this; the process group is there, the device bound.
+    """Train for some steps after `warmup` others and time each; every rank calls this, in its process group, its device bound.
 
-    Args:
-        job: what to run; with the changes required by the device (`as_run`).
-        device: this rank's.
-        steps: timed steps, at least 1.
-        warmup: steps before them.
-        seed: of weights and tokens.
-        trace: a folder for one profiler trace per rank, `rank0.json` and on, of two steps that are not timed.
-        mark: called when "build" has ended, and "first_step".
+    `trace`: a folder for one profiler trace per rank, `rank0.json` and on, of two steps that are not timed. `mark`: called when
+    "build" has ended, and "first_step".
 
     Raises:
         ConfigError: plain torch cannot run the job, or the world has another size.

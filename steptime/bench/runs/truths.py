@@ -200,20 +200,11 @@ def collectives(job: Job, seen: list[CallCounts]) -> list[TorchCount]:
         axis = "+".join(sorted(names.get((kind, ranks), {"no axis"})))
         chosen = job.sp and not fsdp.applies(job) and kind == "all_reduce"
         name = f"{kind} over {ranks} ({axis})"
+        both = [[(n, n * key[2]) for key, n in calls.items() if key[:2] == (kind, ranks)] for calls in (stated, found)]
         if not chosen:
-            rows.append(TorchCount(f"{name}, calls", "calls", times(kind, ranks, stated), times(kind, ranks, found)))
-        rows.append(TorchCount(f"{name}, bytes", "B", volume(kind, ranks, stated), volume(kind, ranks, found)))
+            rows.append(TorchCount(f"{name}, calls", "calls", *(sum(n for n, _ in calls) for calls in both)))
+        rows.append(TorchCount(f"{name}, bytes", "B", *(sum(size for _, size in calls) for calls in both)))
     return rows
-
-
-def times(kind: str, ranks: int, calls: CallCounts) -> int:
-    """Number of calls of a kind."""
-    return sum(n for key, n in calls.items() if key[:2] == (kind, ranks))
-
-
-def volume(kind: str, ranks: int, calls: CallCounts) -> int:
-    """Bytes of all calls of a kind."""
-    return sum(n * key[2] for key, n in calls.items() if key[:2] == (kind, ranks))
 
 
 def in_pipeline(job: Job, seen: list[CallCounts]) -> CallCounts:
