@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,42 @@ def _started(file: Path, name: str) -> dict[str, Any]:
             before = line.partition("accelerate launch")[2].partition(name)[0]
             return dict(flags_of(before.replace('"', "").replace("'", "").split()))
     return {}
+
+
+_COUNTED = frozenset({"num_processes", "num_machines", "gradient_accumulation_steps"})
+"""Options of accelerate launch that set its devices, or that the Trainer has itself."""
+
+
+def of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
+    """Options of accelerate's launcher before the program: DeepSpeed, FSDP, precision (accelerate commands/launch.py)."""
+    if "accelerate" not in script.launchers:
+        return {}
+    rules = {name: rule_of(spelled(name, table), table) for name, _ in flags_of([word.text for word in script.before])}
+    costly = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"} - _COUNTED
+    return {name: value for name, value in flags_of([word.text for word in script.before]) if name in costly}
+
+
+_OWN_CONFIGS = frozenset({"model_name_or_path", "base_model"})
+"""The key of the model in configs that `accelerate launch` may start: of LLaMA-Factory and Hugging Face Trainer, of Axolotl."""
+
+
+def may_launch(path: str, said: Mapping[str, Any]) -> str:
+    """Why the sharding of a config is not known: it names none, and a config of accelerate lies beside it.
+
+    "" where it is known, also by a README or a script in its folder, or a README in the one above, that starts it.
+    """
+    sharded = ("deepspeed", "fsdp", "fsdp_config", "fsdp_version", "distributed_type")
+    if not said.keys() & _OWN_CONFIGS or any(said.get(key) for key in sharded):
+        return ""
+    here = Path(path).resolve()
+    files = [found for found in sorted(here.parent.glob("*.y*ml"))[:100] if is_readable(found)]
+    named = [file.name for file in files if re.search(r"^distributed_type:", read_beside(file), re.MULTILINE)]
+    starting = [here.parent / "README.md", here.parent.parent / "README.md", *sorted(here.parent.glob("*.sh"))[:20]]
+    texts = [read_beside(file).replace("\\\n", " ") for file in starting if is_readable(file)]
+    started = re.compile(
+        rf"\b(?:launch|train|torchrun|deepspeed|python3?)\b[^\n]*(?<![\w.-]){re.escape(here.name)}(?![\w.-])"
+    )
+    if not named or any(started.search(text) for text in texts):
+        return ""
+    fix = f"add --with {named[0]}, or for none --set parallelism.zero_level=0"
+    return f"ZeRO or FSDP unknown: {named[0]} beside it may be the config of accelerate that starts it; {fix}"

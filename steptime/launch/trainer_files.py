@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, read_beside
-from steptime.launch.config_sections import BY_README, of_defaults, of_readme, of_section, of_subcommand
+from steptime.launch.config_sections import (
+    BY_README,
+    may_launch,
+    of_accelerate,
+    of_defaults,
+    of_readme,
+    of_section,
+    of_subcommand,
+)
 from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
@@ -168,6 +176,8 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         elif processes is not None:
             why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
             found = found._replace(unclear={**found.unclear, "devices": why})
+    if not configs and not found.program and beside is not None and (why := may_launch(path, said)):
+        found = found._replace(unclear={**found.unclear, "sharding": why})
     for config in configs:
         said = flatten(parse_mapping(read_beside(config), str(config))) | said
     unset = "none" if table.raw.get("none_is_unset") else None
@@ -205,7 +215,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         script = read_script(text, path, env, beside)
         script = script._replace(arguments=taken_apart(script.arguments))
         said = of_defaults(table, beside) | _configs(script, path, beside, table)
-        said |= _of_accelerate(script, table) | of_subcommand(script, table)
+        said |= of_accelerate(script, table) | of_subcommand(script, table)
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
         unclear = _without_value(script) | ({} if "1" in env else _of_words(text))
@@ -239,19 +249,6 @@ def _included(name: str, beside: Beside | None) -> str:
     return json.dumps(parse_mapping(text, name)) if text is not None else "{}"
 
 
-_COUNTED = frozenset({"num_processes", "num_machines", "gradient_accumulation_steps"})
-"""Options of accelerate launch that set its devices, or that the Trainer has itself."""
-
-
-def _of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
-    """Options of accelerate's launcher before the program: DeepSpeed, FSDP, precision (accelerate commands/launch.py)."""
-    if "accelerate" not in script.launchers:
-        return {}
-    rules = {name: rule_of(spelled(name, table), table) for name, _ in flags_of([word.text for word in script.before])}
-    costly = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"} - _COUNTED
-    return {name: value for name, value in flags_of([word.text for word in script.before]) if name in costly}
-
-
 def _of_words(text: str) -> dict[str, str]:
     """What to do about a script's own words, where it passes them on."""
     fix = " (the script passes its own words on; give both as one string: 'SCRIPT ARG ...')"
@@ -260,7 +257,8 @@ def _of_words(text: str) -> dict[str, str]:
 
 def _without_value(script: Script) -> dict[str, str]:
     """Keys whose value is not known without a run, and what to do about each."""
-    found: dict[str, str] = {}
+    own = f"use_deepspeed is an argument of {script.program}"
+    found = {} if "accelerate" in script.launchers else {"use_deepspeed": own}
     for i, word in enumerate(script.arguments):
         said = flags_of([before.text for before in script.arguments[: i + 1]][-2:]) if word.unresolved else []
         for name, _ in said[-1:]:
