@@ -33,9 +33,12 @@ def of_subcommand(script: Script, table: KeyTable) -> dict[str, Any]:
     return {named["key"]: script.program} | ({named["first"]: first} if first else {})
 
 
-def of_defaults(table: KeyTable, beside: Beside | None) -> dict[str, Any]:
-    """The trainer's own file of defaults, where it is in the repository of the job: the keys that the table knows."""
-    name = str(table.raw.get("defaults_beside") or "")
+def of_defaults(table: KeyTable, beside: Beside | None, program: str) -> dict[str, Any]:
+    """The trainer's own file of defaults, where it is in the repository of the job: the keys that the table knows.
+
+    The table's `defaults_of` is the program whose defaults they are, where the trainer has several.
+    """
+    name = str(table.raw.get("defaults_beside") or "") if table.raw.get("defaults_of", "") in program else ""
     text = beside.text(name) if name and beside is not None else None
     said = flatten(parse_mapping(text, name)) if text else {}
     rules = {key: rule_of(spelled(key, table), table) for key in said}

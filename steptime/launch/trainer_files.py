@@ -67,8 +67,10 @@ def of_preferences(program: str) -> bool:
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
-    """Keys with a switch no_X as X, where the trainer has only X."""
+    """Keys with a switch no_X as X, where the trainer has only X; and what a key implies where nothing else is said."""
     found: dict[str, Any] = {}
+    for by, more in (table.raw.get("implied") or {}).items():
+        said = more | said if by in said else said
     for name, value in said.items():
         switch = name.removeprefix("no_")
         turned = (
@@ -214,7 +216,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = of_defaults(table, beside) | _configs(script, path, beside, table)
+        said = of_defaults(table, beside, script.program) | _configs(script, path, beside, table)
         said |= of_accelerate(script, table) | of_subcommand(script, table)
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
