@@ -45,13 +45,25 @@ def of_defaults(table: KeyTable, beside: Beside | None, program: str) -> dict[st
     return {key: said[key] for key, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
 
 
-def of_readme(path: str) -> dict[str, Any]:
-    """Options of `accelerate launch` in the README of a recipe's folder, or of the one above, or in the one script beside it."""
+def of_readme(path: str, top: Path | None = None) -> dict[str, Any]:
+    """Options of `accelerate launch` in the README of a recipe's folder, or of the one above, or in the one script beside it.
+
+    Where none has it: those of the scripts between it and `top`, the top of its checkout, if all that start it agree.
+    """
     here = Path(path).resolve()
-    last = "/".join(here.parts[-3:])
-    started = [_started(folder / "README.md", last) for folder in (here.parent, here.parent.parent)]
+    own, above = here.parent / "README.md", here.parent.parent / "README.md"
+    started = [_started(own, here.name), _started(above, "/".join(here.parts[-2:]))]
     beside = [found for script in sorted(here.parent.glob("*.sh"))[:20] if (found := _started(script, here.name))]
-    return next(filter(None, started), beside[0] if len(beside) == 1 else {})
+    if (near := next(filter(None, started), beside[0] if len(beside) == 1 else {})) or beside or top is None:
+        return near
+    folders = [folder for folder in here.parents[1:7] if folder == top or top in folder.parents]
+    scripts = {
+        script: here.relative_to(folder).as_posix()
+        for folder in folders
+        for script in sorted([*folder.glob("*.sh"), *folder.glob("scripts/*.sh")])[:40]
+    }
+    told = [options for script, name in scripts.items() if (options := _started(script, name))]
+    return told[0] if told and all(options == told[0] for options in told) else {}
 
 
 def _started(file: Path, name: str) -> dict[str, Any]:
@@ -60,6 +72,7 @@ def _started(file: Path, name: str) -> dict[str, Any]:
     for line in text.split("\n"):
         if re.search(rf"\baccelerate launch\b.*(?<![\w.-]){re.escape(name)}(?![\w.-])", line):
             before = line.partition("accelerate launch")[2].partition(name)[0]
+            before = re.split(r"\s(?:\S+\.py|-m)(?=\s)", before)[0]  # what follows is the program's own
             return dict(flags_of(before.replace('"', "").replace("'", "").split()))
     return {}
 
@@ -72,9 +85,14 @@ def of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
     """Options of accelerate's launcher before the program: DeepSpeed, FSDP, precision (accelerate commands/launch.py)."""
     if "accelerate" not in script.launchers:
         return {}
-    rules = {name: rule_of(spelled(name, table), table) for name, _ in flags_of([word.text for word in script.before])}
-    costly = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"} - _COUNTED
-    return {name: value for name, value in flags_of([word.text for word in script.before]) if name in costly}
+    return costly(dict(flags_of([word.text for word in script.before])), table)
+
+
+def costly(options: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
+    """Those options of accelerate's launcher that change the plan, but for its devices."""
+    rules = {name: rule_of(spelled(name, table), table) for name in options.keys() - _COUNTED}
+    known = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
+    return {name: value for name, value in options.items() if name in known}
 
 
 _OWN_CONFIGS = frozenset({"model_name_or_path", "base_model"})

@@ -14,6 +14,7 @@ from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, read_beside
 from steptime.launch.config_sections import (
     BY_README,
+    costly,
     may_launch,
     of_accelerate,
     of_defaults,
@@ -159,23 +160,22 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         ConfigError: one line per problem; the job does not train, or trains on rewards or preferences.
     """
     found = _in_files(path, text, table, env, beside)
-    folder = (
-        Path(path).parent.name if "model_name_or_path" in found.keys else ""
-    )  # recipes/zephyr-7b-beta/dpo/config_full.yaml
+    # recipes/zephyr-7b-beta/dpo/config_full.yaml
+    folder = Path(path).parent.name if "model_name_or_path" in found.keys else ""
     if of_preferences(found.program or folder):
         what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
         raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
     said = found.keys
     configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
     if not configs and not found.program and beside is not None and "model_name_or_path" in said:
-        started = of_readme(path)
+        started = of_readme(path, beside.repository())
         if (config := _of_recipes(path, said, table, beside, started)) is not None:
             configs = [config]
             found = found._replace(notes=(*found.notes, BY_README.format(config.name)))
+        said = costly(started, table) | said
         processes = started.get("num_processes")
-        if isinstance(processes, int):
-            said = {"num_processes": processes} | said
-        elif processes is not None:
+        said = ({"num_processes": processes} if isinstance(processes, int) else {}) | said
+        if not isinstance(processes, int | None):
             why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
             found = found._replace(unclear={**found.unclear, "devices": why})
     if not configs and not found.program and beside is not None and (why := may_launch(path, said)):

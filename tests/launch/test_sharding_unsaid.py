@@ -93,3 +93,38 @@ deepspeed "${{ARGS[@]}}" train.py --model_name_or_path meta-llama/Llama-2-7b-hf 
         assert any("hostfile" in line for line in problems(tmp_path, files, "run.sh"))
     else:
         assert job_of(tmp_path, files, "run.sh").parallelism.dp == devices
+
+
+def checkout(folder, files):
+    (folder / ".git").mkdir()
+    for file, text in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+    return folder / "configs" / "sft"
+
+
+def test_a_script_at_the_top_of_the_checkout_tells_how_a_recipe_is_started(tmp_path):
+    """Two GPUs, ZeRO 3 of the config that the script names."""
+    script = (
+        "accelerate launch --config_file configs/acc.yaml --num_processes 2 \\\n  src/train.py configs/sft/sft.yaml\n"
+    )
+    folder = checkout(tmp_path, {"configs/sft/sft.yaml": RECIPE, "configs/acc.yaml": ACCELERATE, "run.sh": script})
+    found = job_of(folder, {}, "sft.yaml")
+    assert (found.parallelism.zero_level, found.parallelism.dp, found.data.gbs) == (3, 2, 16)
+
+
+def test_scripts_that_start_a_recipe_in_different_ways_tell_nothing(tmp_path):
+    other = "accelerate launch --config_file configs/acc.yaml train.py configs/sft/sft.yaml\n"
+    files = {"run.sh": other, "scripts/run.sh": other.replace("acc.yaml", "other.yaml"), "configs/acc.yaml": ACCELERATE}
+    folder = checkout(tmp_path, {"configs/sft/sft.yaml": RECIPE} | files)
+    assert not job_of(folder, {}, "sft.yaml").parallelism.zero_level
+
+
+@pytest.mark.parametrize(
+    ("options", "stage"), [("--use_deepspeed --zero_stage 3", 3), ("--use_deepspeed", 2), ("--num_processes 8", None)]
+)
+def test_options_of_accelerate_in_a_readme_are_read(tmp_path, options, stage):
+    """accelerate utils/dataclasses.py, DeepSpeedPlugin: stage 2 unless it is told."""
+    readme = f"Run `accelerate launch {options} train.py sft.yaml`.\n"
+    found = job_of(tmp_path, {"sft.yaml": RECIPE, "README.md": readme}, "sft.yaml")
+    assert found.parallelism.zero_level == stage
