@@ -257,7 +257,9 @@ class _Builder:
         lines: dict[str, int] = {}
         while not isinstance(event := self.loader.get_event(), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
-                raise self.fail(event, "a key must be a word")
+                flow = isinstance(event, yaml.MappingStartEvent) and event.flow_style
+                hint = "; the {{name}} of a template must be filled in first" if flow else ""
+                raise self.fail(event, f"a key must be a word{hint}")
             key = scalar(event.value) if self.typed_keys and event.implicit[0] else event.value
             value = self.value(self.loader.get_event(), depth + 1)
             if key == "<<" and event.implicit[0]:

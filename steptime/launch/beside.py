@@ -55,14 +55,14 @@ class Beside:
         candidates = (*exact, self.folder / pure, *above, self.folder / pure.name, *(folder / pure for folder in bare))
         return next((path for path in candidates if is_readable(path)), None)
 
-    def _repository(self) -> Path | None:
+    def repository(self) -> Path | None:
         """The top of the checkout that the folder is in."""
         above = [self.folder.resolve(), *self.folder.resolve().parents] if self.folder is not None else []
         return next((folder for folder in above if (folder / ".git").exists()), None)
 
     def _in_repository(self, name: str) -> bool:
         """Whether a path relative to the folder stays inside the checkout."""
-        root = self._repository()
+        root = self.repository()
         return root is not None and self.folder is not None and (self.folder / name).resolve().is_relative_to(root)
 
     def needed(self, name: str, where: str) -> str:
@@ -73,7 +73,7 @@ class Beside:
         """
         if (text := self.text(name)) is not None:
             return text
-        root = self._repository()
+        root = self.repository()
         same = [*islice(root.rglob(escape(PurePosixPath(name).name)), 2)] if root is not None else []
         fix = f"add --with {same[0] if len(same) == 1 else 'FILE'}"
         raise ConfigError(f"{where} {name}, which was not found; put it in the same folder, or {fix}")

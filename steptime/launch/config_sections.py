@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,37 @@ def of_subcommand(script: Script, table: KeyTable) -> dict[str, Any]:
     return {named["key"]: script.program} | ({named["first"]: first} if first else {})
 
 
-def of_defaults(table: KeyTable, beside: Beside | None) -> dict[str, Any]:
-    """The trainer's own file of defaults, where it is in the repository of the job: the keys that the table knows."""
-    name = str(table.raw.get("defaults_beside") or "")
+def of_defaults(table: KeyTable, beside: Beside | None, program: str) -> dict[str, Any]:
+    """The trainer's own file of defaults, where it is in the repository of the job: the keys that the table knows.
+
+    The table's `defaults_of` is the program whose defaults they are, where the trainer has several.
+    """
+    name = str(table.raw.get("defaults_beside") or "") if table.raw.get("defaults_of", "") in program else ""
     text = beside.text(name) if name and beside is not None else None
     said = flatten(parse_mapping(text, name)) if text else {}
     rules = {key: rule_of(spelled(key, table), table) for key in said}
     return {key: said[key] for key, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
 
 
-def of_readme(path: str) -> dict[str, Any]:
-    """Options of `accelerate launch` in the README of a recipe's folder, or of the one above, or in the one script beside it."""
+def of_readme(path: str, top: Path | None = None) -> dict[str, Any]:
+    """Options of `accelerate launch` in the README of a recipe's folder, or of the one above, or in the one script beside it.
+
+    Where none has it: those of the scripts between it and `top`, the top of its checkout, if all that start it agree.
+    """
     here = Path(path).resolve()
-    last = "/".join(here.parts[-3:])
-    started = [_started(folder / "README.md", last) for folder in (here.parent, here.parent.parent)]
+    own, above = here.parent / "README.md", here.parent.parent / "README.md"
+    started = [_started(own, here.name), _started(above, "/".join(here.parts[-2:]))]
     beside = [found for script in sorted(here.parent.glob("*.sh"))[:20] if (found := _started(script, here.name))]
-    return next(filter(None, started), beside[0] if len(beside) == 1 else {})
+    if (near := next(filter(None, started), beside[0] if len(beside) == 1 else {})) or beside or top is None:
+        return near
+    folders = [folder for folder in here.parents[1:7] if folder == top or top in folder.parents]
+    scripts = {
+        script: here.relative_to(folder).as_posix()
+        for folder in folders
+        for script in sorted([*folder.glob("*.sh"), *folder.glob("scripts/*.sh")])[:40]
+    }
+    told = [options for script, name in scripts.items() if (options := _started(script, name))]
+    return told[0] if told and all(options == told[0] for options in told) else {}
 
 
 def _started(file: Path, name: str) -> dict[str, Any]:
@@ -56,5 +72,50 @@ def _started(file: Path, name: str) -> dict[str, Any]:
     for line in text.split("\n"):
         if re.search(rf"\baccelerate launch\b.*(?<![\w.-]){re.escape(name)}(?![\w.-])", line):
             before = line.partition("accelerate launch")[2].partition(name)[0]
+            before = re.split(r"\s(?:\S+\.py|-m)(?=\s)", before)[0]  # what follows is the program's own
             return dict(flags_of(before.replace('"', "").replace("'", "").split()))
     return {}
+
+
+_COUNTED = frozenset({"num_processes", "num_machines", "gradient_accumulation_steps"})
+"""Options of accelerate launch that set its devices, or that the Trainer has itself."""
+
+
+def of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
+    """Options of accelerate's launcher before the program: DeepSpeed, FSDP, precision (accelerate commands/launch.py)."""
+    if "accelerate" not in script.launchers:
+        return {}
+    return costly(dict(flags_of([word.text for word in script.before])), table)
+
+
+def costly(options: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
+    """Those options of accelerate's launcher that change the plan, but for its devices."""
+    rules = {name: rule_of(spelled(name, table), table) for name in options.keys() - _COUNTED}
+    known = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
+    return {name: value for name, value in options.items() if name in known}
+
+
+_OWN_CONFIGS = frozenset({"model_name_or_path", "base_model"})
+"""The key of the model in configs that `accelerate launch` may start: of LLaMA-Factory and Hugging Face Trainer, of Axolotl."""
+
+
+def may_launch(path: str, said: Mapping[str, Any]) -> str:
+    """Why the sharding of a config is not known: it names none, and a config of accelerate lies beside it.
+
+    "" where it is known, also by a README or a script in its folder, or a README in the one above, that starts it.
+    """
+    sharded = ("deepspeed", "fsdp", "fsdp_config", "fsdp_version", "distributed_type")
+    if not said.keys() & _OWN_CONFIGS or any(said.get(key) for key in sharded):
+        return ""
+    here = Path(path).resolve()
+    files = [found for found in sorted(here.parent.glob("*.y*ml"))[:100] if is_readable(found)]
+    named = [file.name for file in files if re.search(r"^distributed_type:", read_beside(file), re.MULTILINE)]
+    starting = [here.parent / "README.md", here.parent.parent / "README.md", *sorted(here.parent.glob("*.sh"))[:20]]
+    texts = [read_beside(file).replace("\\\n", " ") for file in starting if is_readable(file)]
+    started = re.compile(
+        rf"\b(?:launch|train|torchrun|deepspeed|python3?)\b[^\n]*(?<![\w.-]){re.escape(here.name)}(?![\w.-])"
+    )
+    if not named or any(started.search(text) for text in texts):
+        return ""
+    fix = f"add --with {named[0]}, or for none --set parallelism.zero_level=0"
+    return f"ZeRO or FSDP unknown: {named[0]} beside it may be the config of accelerate that starts it; {fix}"

@@ -40,11 +40,12 @@ _OF_TRAINER = {
 PASSED: Mapping[str, Mapping[str, str]] = {
     "TrainingArguments": _OF_TRAINER,
     "SFTConfig": _OF_TRAINER,
+    "SFTTrainer": {"max_seq_length": "max_seq_length"},
     "LoraConfig": {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout"},
 }
 """Object -> its argument -> the key of Hugging Face Trainer.
 
-Source: transformers training_args.py, trl sft_config.py, peft lora/config.py.
+Source: transformers training_args.py, trl sft_config.py, trl 0.12 sft_trainer.py, peft lora/config.py.
 """
 
 

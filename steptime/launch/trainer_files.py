@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, read_beside
-from steptime.launch.config_sections import BY_README, of_defaults, of_readme, of_section, of_subcommand
+from steptime.launch.config_sections import (
+    BY_README,
+    costly,
+    may_launch,
+    of_accelerate,
+    of_defaults,
+    of_readme,
+    of_section,
+    of_subcommand,
+)
 from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
@@ -59,8 +68,10 @@ def of_preferences(program: str) -> bool:
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
-    """Keys with a switch no_X as X, where the trainer has only X."""
+    """Keys with a switch no_X as X, where the trainer has only X; and what a key implies where nothing else is said."""
     found: dict[str, Any] = {}
+    for by, more in (table.raw.get("implied") or {}).items():
+        said = more | said if by in said else said
     for name, value in said.items():
         switch = name.removeprefix("no_")
         turned = (
@@ -149,25 +160,26 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         ConfigError: one line per problem; the job does not train, or trains on rewards or preferences.
     """
     found = _in_files(path, text, table, env, beside)
-    folder = (
-        Path(path).parent.name if "model_name_or_path" in found.keys else ""
-    )  # recipes/zephyr-7b-beta/dpo/config_full.yaml
+    # recipes/zephyr-7b-beta/dpo/config_full.yaml
+    folder = Path(path).parent.name if "model_name_or_path" in found.keys else ""
     if of_preferences(found.program or folder):
         what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
         raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
     said = found.keys
     configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
     if not configs and not found.program and beside is not None and "model_name_or_path" in said:
-        started = of_readme(path)
+        started = of_readme(path, beside.repository())
         if (config := _of_recipes(path, said, table, beside, started)) is not None:
             configs = [config]
             found = found._replace(notes=(*found.notes, BY_README.format(config.name)))
+        said = costly(started, table) | said
         processes = started.get("num_processes")
-        if isinstance(processes, int):
-            said = {"num_processes": processes} | said
-        elif processes is not None:
+        said = ({"num_processes": processes} if isinstance(processes, int) else {}) | said
+        if not isinstance(processes, int | None):
             why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
             found = found._replace(unclear={**found.unclear, "devices": why})
+    if not configs and not found.program and beside is not None and (why := may_launch(path, said)):
+        found = found._replace(unclear={**found.unclear, "sharding": why})
     for config in configs:
         said = flatten(parse_mapping(read_beside(config), str(config))) | said
     unset = "none" if table.raw.get("none_is_unset") else None
@@ -204,8 +216,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = of_defaults(table, beside) | _configs(script, path, beside, table)
-        said |= _of_accelerate(script, table) | of_subcommand(script, table)
+        said = of_defaults(table, beside, script.program) | _configs(script, path, beside, table)
+        said |= of_accelerate(script, table) | of_subcommand(script, table)
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
         unclear = _without_value(script) | ({} if "1" in env else _of_words(text))
@@ -239,19 +251,6 @@ def _included(name: str, beside: Beside | None) -> str:
     return json.dumps(parse_mapping(text, name)) if text is not None else "{}"
 
 
-_COUNTED = frozenset({"num_processes", "num_machines", "gradient_accumulation_steps"})
-"""Options of accelerate launch that set its devices, or that the Trainer has itself."""
-
-
-def _of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
-    """Options of accelerate's launcher before the program: DeepSpeed, FSDP, precision (accelerate commands/launch.py)."""
-    if "accelerate" not in script.launchers:
-        return {}
-    rules = {name: rule_of(spelled(name, table), table) for name, _ in flags_of([word.text for word in script.before])}
-    costly = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"} - _COUNTED
-    return {name: value for name, value in flags_of([word.text for word in script.before]) if name in costly}
-
-
 def _of_words(text: str) -> dict[str, str]:
     """What to do about a script's own words, where it passes them on."""
     fix = " (the script passes its own words on; give both as one string: 'SCRIPT ARG ...')"
@@ -260,7 +259,8 @@ def _of_words(text: str) -> dict[str, str]:
 
 def _without_value(script: Script) -> dict[str, str]:
     """Keys whose value is not known without a run, and what to do about each."""
-    found: dict[str, str] = {}
+    own = f"use_deepspeed is an argument of {script.program}"
+    found = {} if "accelerate" in script.launchers else {"use_deepspeed": own}
     for i, word in enumerate(script.arguments):
         said = flags_of([before.text for before in script.arguments[: i + 1]][-2:]) if word.unresolved else []
         for name, _ in said[-1:]:

@@ -59,6 +59,8 @@ def read_trainer(
     keys.notes += still_true(found.notes, sets)
     keys.launcher = None if "devices" in found.unclear else keys.launcher
     keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
+    if why := found.unclear.get("sharding"):
+        keys.left_open["parallelism.zero_level"] = why
     if quantizes(found.code) and not {"load_in_4bit", "load_in_8bit"} & {item.key for item in given}:
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", "quantized weights, set up by its code"))
     if (

@@ -82,6 +82,8 @@ def _by_accelerate(found: Figures) -> tuple[dict[str, Any], Any]:
     """
     keys, stage = found.keys, found.keys.get("zero_stage")
     own = found.figures.get("@deepspeed", "use_deepspeed") == "use_deepspeed"
+    if stage is None and (why := keys.without_value.get("use_deepspeed")):
+        keys.left_open["parallelism.zero_level"] = f"ZeRO stage unknown: {why}; add --set parallelism.zero_level=N"
     if stage is None and own and "parallelism.zero_level" not in keys.left_open:
         stage = 2
         keys.notes.append("ZeRO stage not set, 2 assumed: accelerate's default")

@@ -54,6 +54,7 @@ def test_a_config_above_its_script_is_not_one_of_the_same_name_below_it(tmp_path
         ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nrl: dpo\n", "rl dpo: another method than training on sequences"),
         ("sft.yaml", "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\noptim_target_modules: all-linear\n",
          "optim_target_modules all-linear: gradients projected to a low rank"),
+        ("mt.yml", "base_emb_dim: 64\nquantization: fp8\n", "quantization fp8: projections in 8 bits: those in bf16 are counted"),
     ],
 )  # fmt: skip
 def test_other_methods_are_told_by_what_they_are(tmp_path: Path, name: str, more: str, why: str) -> None:

@@ -129,6 +129,23 @@ def test_a_program_of_which_python_warns_is_read(tmp_path: Path) -> None:
     assert to_job(reading(tmp_path, script, train_py=program), SETS).performance.precision == "bf16"
 
 
+def test_the_sequence_that_a_program_passes_to_its_trainer_is_read(tmp_path: Path) -> None:
+    """trl's SFTTrainer had max_seq_length itself before its SFTConfig did; where a config is passed too, both must agree."""
+    command = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --bf16"
+    program = "trainer = SFTTrainer(model=model, args=arguments, max_seq_length=1024)\n"
+    assert to_job(reading(tmp_path, command, train_py=program), SETS).data.seqlen == 1024
+    both = program + "arguments = SFTConfig(max_seq_length=2048)\n"
+    assert "data.seqlen" in (reading(tmp_path, command, train_py=both).left_open or {})
+
+
+def test_a_template_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model:\n  _component_: torchtune.models.phi4.phi4_14b\n  path: {{folder}}/x\n")
+    with pytest.raises(
+        ConfigError, match=r"line 3: a key must be a word; the \{\{name\}\} of a template must be filled in first"
+    ):
+        read("torchtune", str(tmp_path / "job.yaml"), SETS)
+
+
 def test_two_calls_that_differ_say_nothing(tmp_path: Path) -> None:
     program = "a = SFTConfig(bf16=True)\nb = SFTConfig(bf16=False)\n"
     script = f"{COMMAND} --per_device_train_batch_size 1"

@@ -203,7 +203,7 @@ class DryRun:
             return "ran"
         if first == "unset":
             for value in rest:
-                self.scope.put(value.text, "", node.line)
+                self.scope.clear(value.text, node.line)
         elif first == "read" and rest and node.body is not None:
             read_names(self.expand, node, [word.text for word in rest])
         elif first in {"cat", "sed"} and node.to is not None:

@@ -181,7 +181,7 @@ class Expander:
         """${X:-word} and similar: a variable that is not set counts as empty."""
         whole = "".join(value.text for value in values)
         unset = self.scope.unset_variable(whole)
-        empty = unset == name or (kind[0] == ":" and (not whole or bool(unset)))
+        empty = unset == name or name in self.scope.cleared or (kind[0] == ":" and (not whole or bool(unset)))
         self.depth += 1
         raw = f'"{word}"' if quoted and '"' not in word else word
         filled = self.fields(raw, line) if self.depth < _DEEPEST else []

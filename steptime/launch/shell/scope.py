@@ -86,6 +86,8 @@ class Scope:
         self.read: set[str] = set()
         """Variables of the environment that the script reads."""
         self.arrays: set[str] = set()
+        self.cleared: set[str] = set()
+        """Variables that the script unsets: empty wherever they are used, and not set for ${X+word} and ${X-word}."""
         self.positional: list[Value] | None = None
         """The words after the script's name; None: none were given, and it is unknown whether there are any."""
         self.reasons: list[Reason] = []
@@ -98,6 +100,7 @@ class Scope:
         """A copy of the variables for independent changes; reasons are shared."""
         other = Scope({})
         other.values, other.arrays = dict(self.values), set(self.arrays)
+        other.cleared = set(self.cleared)
         other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
         other.outside, other.read, other.prints = self.outside, self.read, self.prints
         return other
@@ -151,11 +154,18 @@ class Scope:
         """Set a plain variable."""
         self.values[name] = [Value(text, line)]
         self.arrays.discard(name)
+        self.cleared.discard(name)
 
     def put_array(self, name: str, elements: list[Value]) -> None:
         """Set an array."""
         self.values[name] = elements
         self.arrays.add(name)
+        self.cleared.discard(name)
+
+    def clear(self, name: str, line: int) -> None:
+        """What `unset` does."""
+        self.put(name, "", line)
+        self.cleared.add(name)
 
     def arithmetic(self, text: str, shown: str) -> str:
         """The value of a whole-number expression, or a mark."""

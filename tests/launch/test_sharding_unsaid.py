@@ -1,0 +1,130 @@
+"""Sharding that neither a config nor its script states: asked for where another file may state it."""
+
+import pytest
+from launch_readings import HARDWARE
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+
+RECIPE = """model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
+stage: sft
+finetuning_type: full
+cutoff_len: 4096
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+bf16: true
+"""
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3, offload_optimizer_device: none, offload_param_device: none}
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+"""
+ASKED = (
+    "ZeRO or FSDP unknown: acc.yaml beside it may be the config of accelerate that starts it; "
+    "add --with acc.yaml, or for none --set parallelism.zero_level=0"
+)
+
+
+def job_of(folder, files, name, added=(), **sets):
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    sets = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
+    return to_job(read("auto", str(folder / name), sets, added=[str(folder / file) for file in added]), sets)
+
+
+def problems(folder, files, name):
+    with pytest.raises(ConfigError) as error:
+        job_of(folder, files, name)
+    return [line.rpartition(f"{name}: ")[2] for line in error.value.problems]
+
+
+def test_a_config_of_accelerate_beside_a_recipe_is_asked_for(tmp_path):
+    """LLaMA-Factory's YAML names no sharding where accelerate has it: that of the file beside it is not assumed, nor none."""
+    assert problems(tmp_path, {"sft.yaml": RECIPE, "acc.yaml": ACCELERATE}, "sft.yaml") == [ASKED]
+
+
+def test_the_config_of_accelerate_or_its_absence_can_be_given(tmp_path):
+    files = {"sft.yaml": RECIPE, "acc.yaml": ACCELERATE}
+    assert job_of(tmp_path, files, "sft.yaml", ["acc.yaml"]).parallelism.zero_level == 3
+    assert job_of(tmp_path, files, "sft.yaml", parallelism__zero_level=0).parallelism.zero_level == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["llamafactory-cli train sft.yaml\n", "FORCE_TORCHRUN=1 llamafactory-cli train a/sft.yaml\n"]
+)
+def test_a_script_that_starts_the_recipe_without_accelerate_tells(tmp_path, command):
+    files = {"sft.yaml": RECIPE, "acc.yaml": ACCELERATE, "train.sh": command}
+    assert not job_of(tmp_path, files, "sft.yaml").parallelism.zero_level
+
+
+def test_a_recipe_that_names_its_sharding_is_not_asked(tmp_path):
+    files = {"sft.yaml": RECIPE + "deepspeed: ds_z2.json\n", "acc.yaml": ACCELERATE}
+    files["ds_z2.json"] = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'
+    assert job_of(tmp_path, files, "sft.yaml").parallelism.zero_level == 2
+
+
+OWN = "torchrun --nproc_per_node=8 train_sft.py --model_name_or_path Qwen/Qwen3-32B --use_deepspeed --bf16 True\\\n"
+OWN += "  --per_device_train_batch_size 1 --max_seq_length 1024 --gradient_accumulation_steps 4\n"
+
+
+def test_a_switch_of_a_custom_program_has_no_default_stage(tmp_path):
+    """accelerate's default stage is that of its own option; a program's own switch has whatever its code has."""
+    why = "ZeRO stage unknown: use_deepspeed is an argument of train_sft.py; add --set parallelism.zero_level=N"
+    assert problems(tmp_path, {"run.sh": OWN}, "run.sh") == [why]
+    assert job_of(tmp_path, {"run.sh": OWN}, "run.sh", parallelism__zero_level=3).parallelism.zero_level == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "devices"), [("unset HOSTFILE", 2), ("HOSTFILE=hosts", None), ("unset HOSTFILE; HOSTFILE=", None)]
+)
+def test_a_variable_that_is_unset_is_not_set(tmp_path, before, devices):
+    """${HOSTFILE+x} is x where the variable is set, also to nothing (bash manual, Shell Parameter Expansion)."""
+    script = f"""{before}
+ARGS=(--num_gpus 2)
+if [[ -n "${{HOSTFILE+x}}" ]]; then ARGS+=(--hostfile "$HOSTFILE"); fi
+deepspeed "${{ARGS[@]}}" train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True --deepspeed ds.json \\
+  --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --model_max_length 2048
+"""
+    files = {"run.sh": script, "ds.json": '{"zero_optimization": {"stage": 2}}'}
+    if devices is None:
+        assert any("hostfile" in line for line in problems(tmp_path, files, "run.sh"))
+    else:
+        assert job_of(tmp_path, files, "run.sh").parallelism.dp == devices
+
+
+def checkout(folder, files):
+    (folder / ".git").mkdir()
+    for file, text in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+    return folder / "configs" / "sft"
+
+
+def test_a_script_at_the_top_of_the_checkout_tells_how_a_recipe_is_started(tmp_path):
+    """Two GPUs, ZeRO 3 of the config that the script names."""
+    script = (
+        "accelerate launch --config_file configs/acc.yaml --num_processes 2 \\\n  src/train.py configs/sft/sft.yaml\n"
+    )
+    folder = checkout(tmp_path, {"configs/sft/sft.yaml": RECIPE, "configs/acc.yaml": ACCELERATE, "run.sh": script})
+    found = job_of(folder, {}, "sft.yaml")
+    assert (found.parallelism.zero_level, found.parallelism.dp, found.data.gbs) == (3, 2, 16)
+
+
+def test_scripts_that_start_a_recipe_in_different_ways_tell_nothing(tmp_path):
+    other = "accelerate launch --config_file configs/acc.yaml train.py configs/sft/sft.yaml\n"
+    files = {"run.sh": other, "scripts/run.sh": other.replace("acc.yaml", "other.yaml"), "configs/acc.yaml": ACCELERATE}
+    folder = checkout(tmp_path, {"configs/sft/sft.yaml": RECIPE} | files)
+    assert not job_of(folder, {}, "sft.yaml").parallelism.zero_level
+
+
+@pytest.mark.parametrize(
+    ("options", "stage"), [("--use_deepspeed --zero_stage 3", 3), ("--use_deepspeed", 2), ("--num_processes 8", None)]
+)
+def test_options_of_accelerate_in_a_readme_are_read(tmp_path, options, stage):
+    """accelerate utils/dataclasses.py, DeepSpeedPlugin: stage 2 unless it is told."""
+    readme = f"Run `accelerate launch {options} train.py sft.yaml`.\n"
+    found = job_of(tmp_path, {"sft.yaml": RECIPE, "README.md": readme}, "sft.yaml")
+    assert found.parallelism.zero_level == stage
