@@ -21,15 +21,15 @@ TIMED_OUT = 124
 """The exit code of processes that took too long, as timeout(1) has it."""
 
 
-def become(request, rank_env):
-    """Be the script that was asked for, as far as it can tell; never returns."""
+def become(request, rank_env, imported_env):
+    """Be the script that was asked for, as far as it can tell; never returns. What the imports set stays set."""
     code = 1
     try:
         written = os.O_WRONLY | os.O_APPEND
         for number, flags in enumerate((os.O_RDONLY, written, written)):
             os.dup2(os.open(request["streams"][number], flags), number)
         os.environ.clear()
-        os.environ.update(request["env"] | rank_env)
+        os.environ.update(request["env"] | imported_env | rank_env)
         os.chdir(request["cwd"])
         sys.argv = [request["script"], *request["args"]]
         sys.path.insert(0, str(Path(request["script"]).parent))
@@ -46,12 +46,12 @@ def become(request, rank_env):
         os._exit(code)
 
 
-def serve(request):
+def serve(request, imported_env):
     """Run one process per rank; as under torchrun, one that fails ends the others. The first exit code that is not 0."""
     ranks = []
     for rank_env in request["ranks"]:
         if not (pid := os.fork()):
-            become(request, rank_env)
+            become(request, rank_env, imported_env)
         ranks.append(pid)
     first, end = 0, time.monotonic() + request["timeout_s"]
     while ranks:
@@ -77,13 +77,15 @@ def kill(ranks, signal_number):
 def main():
     """Answer until standard input ends."""
     gc.disable()
+    env = dict(os.environ)
     for name in sys.argv[1:]:
         import_module(name)
+    imported_env = dict(os.environ.items() - env.items())
     gc.freeze()  # no fork looks through what was imported, which would also copy its pages
     gc.enable()
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     for line in requests:
-        print(serve(json.loads(line)), file=answers, flush=True)
+        print(serve(json.loads(line), imported_env), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -84,14 +84,17 @@ def held(job):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_columns_equal_one_job_at_a_time(name):
-    """Which layouts can run, and of these every byte of every stage's states, activations and transients, and the overhead."""
+    """Which layouts can run, and of a third of these, another third on each plan, every byte.
+
+    That is of every stage's states, activations and transients, and the overhead. Each third is that of six plans.
+    """
     job, columns = PLANS[name], every_layout()
     candidates = Candidates(job, **columns)
     legal = candidates.legal()
     jobs = [one_job(job, columns, row) for row in range(legal.size)]
     assert legal.tolist() == [one is not None for one in jobs]
     assert legal.sum() >= 10
-    indices = np.flatnonzero(legal)
+    indices = np.flatnonzero(legal)[list(PLANS).index(name) % 3 :: 3]
     seen = []
     for which, group in candidates.rows(indices).alike():
         stages = [row._asdict() for row in stage_rows(*held(group.as_job))]

@@ -1,6 +1,7 @@
 """The notebooks of the docs run, and show what they show now; `--update-golden` writes their outputs anew.
 
 Cells with the tag `measured` show figures of the machine that ran them: they must run and say something, and are not compared.
+Where they are not written anew, the benchmark among them takes less time over half the layers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
+SHORTER = {"--seconds 4 --steps 5": "--seconds 0.5 --steps 2 --set model.n_layers=2"}
+"""What the notebook asks of `3dtrn bench`, and what it is asked here."""
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
 
 
@@ -29,9 +32,14 @@ def recorded(path):
 
 
 @pytest.fixture(scope="module")
-def executed(recorded, path):
+def executed(recorded, path, request):
     """The notebook run from top to bottom in a kernel of this environment; an error in a cell fails here."""
     notebook = deepcopy(recorded)
+    if path.stem == "measure_machine" and not request.config.getoption("--update-golden"):
+        for asked, shorter in SHORTER.items():
+            assert sum(asked in cell.source for cell in notebook.cells) == 1
+            for cell in notebook.cells:
+                cell.source = cell.source.replace(asked, shorter)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
         patch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")

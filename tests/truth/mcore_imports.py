@@ -19,6 +19,7 @@ mcore_linear.extensions()
 mcore_muon.extensions()
 
 import megatron.core.distributed  # noqa: E402
+import megatron.core.models.gpt.gpt_layer_specs  # noqa: E402
 import megatron.core.models.gpt.gpt_model  # noqa: E402
 import megatron.core.optimizer  # noqa: E402
 import megatron.core.pipeline_parallel.schedules  # noqa: E402,F401

@@ -81,9 +81,6 @@ def extensions():
 
 def hybrid(c, config, **said):
     """Megatron's MambaModel of a hybrid pattern, with local kernels for its other layers."""
-    import torch._dynamo.testing
-    import torch._inductor.compile_fx  # noqa: F401  (they would take the stand-in below for the real one)
-
     mock = {name: MagicMock() for name in ("triton", "triton.language")}  # it decorates kernels of inference alone
     sys.modules.update(mock)
     from megatron.core.models.mamba import MambaModel

@@ -10,7 +10,7 @@ from live_bytes import LiveCalls
 from torch_blocks import Block, Kernels, Transformer, tables
 from torch_experts import expert_world, fitted, sharded
 from torch_fsdp import Fsdp, run
-from torch_jobs import Layout, job
+from torch_jobs import Layout, in_turn, job
 from torch_ours import block_input, kept, kept_by_torch, shard_of
 
 from steptime.answer.result import estimate
@@ -94,9 +94,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("kind", ["qwen3 moe", "deepseek", "deepseek 16b"])
+@pytest.mark.parametrize(
+    ("recompute", "kind", "layout"), in_turn(("none", "full"), ("qwen3 moe", "deepseek", "deepseek 16b"), LAYOUTS)
+)
 def test_collectives_and_peak(kind, layout, recompute):
     """FSDP's collectives of both groups, and the exchanges of tokens and of their counts: kind, ranks, bytes, how often.
 
@@ -106,7 +106,7 @@ def test_collectives_and_peak(kind, layout, recompute):
     by then, which the op lists do not see: N fp32 numbers.
     """
     model, kernels = model_of(kind), Kernels(recompute=recompute)
-    dp, ep, fsdp, *more = layout
+    dp, ep, fsdp, *more = LAYOUTS[layout]
     with expert_world(dp, ep, *more) as meshes:
         module = sharded(model, kernels, fsdp, SEQLEN, meshes)
         run(module, BATCH, SEQLEN)  # FSDP comes into being
