@@ -390,6 +390,14 @@ def test_notes_are_lines_that_yaml_gives_back():
             "backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre",
         ),
         ({"original_params": False}, "original_params: false needs version 1; set it, or use true"),
+        (
+            {"shard_dim": 1, "reshard_after_forward": 2},
+            "shard_dim: 1 needs version 2, wrap block or model, no number in reshard_after_forward; use 0",
+        ),
+        (
+            {"shard_dim": 1, "version": 1},
+            "shard_dim: 1 needs version 2, wrap block or model, no number in reshard_after_forward; use 0",
+        ),
     ],
 )
 def test_options_of_fsdp_1(options, line):

@@ -73,6 +73,11 @@ def of_dtype(part, dtype, source):
 
 def of_part(part, dtype, source):
     """The share of peak of a like part in that dtype; or its rate times the ratio of what one source timed on both."""
+    if found := re.match(r"assumed: ([\w-]+) times ([\d.]+)/([\d.]+), the best shapes of both", source):
+        other = PARTS[found[1]]
+        assert other["sustained_flops"][dtype]["basis"] == "products"
+        assert [float(found[2]), float(found[3])] == [number(p["best_flops"]["bf16"]) for p in (part, other)]
+        return rate(other, dtype) * float(found[2]) / float(found[3])
     if found := re.match(r"assumed: ([\w-]+) times ([\d.]+)/([\d.]+), the medians of both over shapes", source):
         assert PARTS[found[1]]["sustained_flops"][dtype]["basis"] == "products"
         return rate(PARTS[found[1]], dtype) * float(found[2]) / float(found[3])
@@ -116,6 +121,16 @@ def test_parts_of_one_chip_sustain_one_rate():
     """A100 at 40 and 80 GB, A800 and V100's share in the same test; H100, H200 and H800 in bf16."""
     assert len({rate(PARTS[name], "bf16") for name in ("a100-sxm4-40", "a100-sxm4-80", "a800-sxm4-80")}) == 1
     assert len({rate(PARTS[name], "bf16") for name in ("h100-sxm5-80", "h200-sxm5-141", "h800-sxm5-80")}) == 1
+
+
+def test_a_part_of_the_same_chip_with_more_power_is_not_slower():
+    """MI325X is MI300X's chip at 1,000 W instead of 750, so it sustains more: mamf-finder's best shapes are 784.9 and 668.4 TFLOP/s,
+    a ratio of 1.174. AMD's training container v25.2 reports 526.13 and 426.79 TFLOP/s for Llama 3.1 70B in bf16 (1.233) and 643.01
+    and 542.94 for 8B (1.184), with a larger batch on the larger memory."""
+    ratio = rate(PARTS["mi325x"], "bf16") / rate(PARTS["mi300x"], "bf16")
+    assert ratio == pytest.approx(784.9 / 668.4, rel=1e-3)
+    assert ratio == pytest.approx(1.184, rel=0.02)
+    assert number(PARTS["mi325x"]["peak_flops"]["bf16"]) == number(PARTS["mi300x"]["peak_flops"]["bf16"])
 
 
 def test_no_other_key_has_a_basis():

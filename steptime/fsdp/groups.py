@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from steptime.base.num import Num, same, where
+from steptime.base.num import Num, maximum, same, where
 from steptime.fsdp.of_job import ends_alike
 from steptime.fsdp.plus_plus import flat_bytes, reduction_bytes
 from steptime.job.assembly import Assembly, Chunk
@@ -37,6 +37,8 @@ class ParamGroup(NamedTuple):
     """Weights that a recipe quantizes."""
     turned: Num = 0.0
     """Elements of parameters that are cut along dimension 1."""
+    chunked: Num = 0.0
+    """Elements of the last matrix that is cut along dimension 1."""
     kind: str = "dense"
     """The parameter group, which decides the ranks that share it (`Param.group`)."""
     frozen: Num = 0
@@ -86,6 +88,14 @@ class Buffers(NamedTuple):
     """Gradients of several micro-batches, added up whole: in the dtype of the reduction, or flat."""
     stored: Num = 0.0
     """The gradients' shards in their stored dtype."""
+    chunked: Num = 0.0
+    """The gradient of the last matrix that is cut along dimension 1: a loop variable references it beside the copy that is
+    reduced (foreach_reduce, chunks)."""
+
+    @property
+    def reducing(self) -> Num:
+        """The gradients when their reduction's input is allocated."""
+        return self.gradients + self.chunked
 
 
 class Groups(NamedTuple):
@@ -134,9 +144,9 @@ def root_stays(job: Job) -> bool:
 
 
 def group_of(
-    params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] = (1, 1), *, stacked: bool = True
+    params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] = (1, 1), *, stacked: bool = True, dim: int = 0
 ) -> ParamGroup:
-    """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows.
+    """Parameters of one group: dimension 0 of each, or `dim` of matrices, is cut into `ranks` equal pieces.
 
     `experts`: ep and etp. `stacked`: their weights are one tensor, of which whole experts are cut, or dimension 1 where there are
     more ranks than experts (torchtitan, as above). Else each has its own, and their rows are consecutive in a buffer that is
@@ -147,6 +157,7 @@ def group_of(
     elements: Num = 0
     last: Num = 0
     turned: Num = 0.0
+    chunked: Num = 0.0
     frozen: Num = 0
     frozen_padded: Num = 0
     matrices = 0
@@ -158,6 +169,9 @@ def group_of(
             across = where(ranks > count, 1.0, 0.0) if stacked else 0.0
             rows = where(across > 0.0, each, count) if stacked else count * each
             turned = turned + across * local
+        elif dim and p.multiplies:
+            rows = p.shape[1] // (tp if p.split_dim == 1 else 1)
+            turned, chunked = turned + local, (local if p.trained else chunked)
         elements = elements + local
         whole = -(-rows // ranks) * ranks * (local // rows)
         padded = padded + whole
@@ -166,7 +180,7 @@ def group_of(
         else:
             frozen, frozen_padded = frozen + local, frozen_padded + whole
     kept = {"frozen": frozen, "frozen_padded": frozen_padded}
-    return ParamGroup(padded, elements, ranks, last, turned=turned, matrices=matrices, **kept)
+    return ParamGroup(padded, elements, ranks, last, turned=turned, chunked=chunked, matrices=matrices, **kept)
 
 
 def flat_group(assembly: Assembly, params: list[Param], tp: Num) -> ParamGroup:
@@ -191,9 +205,9 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
     p, job = assembly.job.parallelism, assembly.job
     if options(assembly).version == 1:
         return flat_group(assembly, part.params, part.tp)
-    stacked = job.software.family == "fsdp2"
+    stacked, dim = job.software.family == "fsdp2", options(assembly).shard_dim
     found = {
-        group: group_of(mine, part.tp, shard_ranks(job, group), (p.ep, p.etp), stacked=stacked)
+        group: group_of(mine, part.tp, shard_ranks(job, group), (p.ep, p.etp), stacked=stacked, dim=dim)
         for group in ("dense", "expert")
         if (mine := [of for of in part.params if (of.group == "expert") == (group == "expert")])
     }
@@ -221,7 +235,7 @@ def one_group(assembly: Assembly, params: list[Param]) -> ParamGroup:
     tp = assembly.head.tp
     if options(assembly).version == 1:
         return flat_group(assembly, params, tp)
-    return group_of(params, tp, shard_ranks(assembly.job))
+    return group_of(params, tp, shard_ranks(assembly.job), dim=options(assembly).shard_dim)
 
 
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
@@ -242,11 +256,12 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
         gradients=gradients,
         reduce_input=reduction_bytes(job, trained * of.ranks, reduce),
         reduce_output=trained * reduce,
-        reduced=trained * (reduce + copied) + of.last * used,
+        reduced=trained * (reduce + copied) + maximum(of.last, of.chunked) * used,
         turned=of.turned * used,
         last=of.last * used,
         sums=whole if options(assembly).version == 1 else gradients / used * reduce,
         stored=trained * stored,
+        chunked=of.chunked * used,
     )
 
 

@@ -175,7 +175,7 @@ def backward(
         for j in range(len(layers[i].each) - 1, -1, -1):
             one = layers[i].each[j]
             left = left - one.gradients
-            mine = maximum(one.gradients, one.reduced) + left + sum([of.unsharded for of in layers[i].each[:j]])
+            mine = maximum(one.reducing, one.reduced) + left + sum([of.unsharded for of in layers[i].each[:j]])
             reducing = reducing + one.reduce_input
             held = base + rest + mine + reducing + x
             moments.mark(below, held, "backward of a reduce-scatter", following, reduced=output_of(one))
@@ -229,12 +229,12 @@ def gap_of_logits(assembly: Assembly) -> Num:
 
 def reduction_of(of: Buffers) -> Num:
     """Bytes of a group's reduction: its input, and the gradients or what replaces them."""
-    return maximum(of.gradients, of.reduced) + of.reduce_input
+    return maximum(of.reducing, of.reduced) + of.reduce_input
 
 
 def output_of(of: Buffers) -> Num:
     """Bytes by which what a reduction returns exceeds the gradients that it replaces: it has memory of its own."""
-    return maximum(0.0, of.reduced - of.gradients)
+    return maximum(0.0, of.reduced - of.reducing)
 
 
 def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:

@@ -56,9 +56,13 @@ class Sums:
         self.copied = self.grown != 1.0
         self.whole = root.sums + sum([layer.buffers.sums for layer in layers])
 
+    def reducing(self, group: Buffers) -> Num:
+        """A group's sums when their reduction's input is allocated."""
+        return group.sums + self.grown * group.chunked
+
     def reduced(self, group: Buffers) -> Num:
         """What replaces a group's sums once they are copied in; its last sum is one of them (foreach_reduce)."""
-        return group.reduced + (self.grown - 1.0) * group.last
+        return group.reduced + (self.grown - 1.0) * maximum(group.last, group.chunked)
 
 
 def summed_bytes(assembly: Assembly) -> Num:
@@ -162,7 +166,7 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
 def root_sums(moments: Moments, root: Buffers, sums: Sums, phase: Phase, beside: Num) -> None:
     """The root's gradients at the end of a backward: reduced by the last micro-batch, copied by the first."""
     if phase.last:
-        left = maximum(root.sums, sums.reduced(root)) + root.reduce_input
+        left = maximum(sums.reducing(root), sums.reduced(root)) + root.reduce_input
         moments.mark(0.0, beside + left, "backward of the root's reduce-scatter")
     elif not phase.summed and sums.copied:
         moments.mark(0.0, beside + root.sums + root.last, "backward of a sum of gradients")
@@ -176,7 +180,7 @@ def reductions(layer: Wrapped, sums: Sums) -> Iterator[tuple[Num, Num]]:
         one = layer.each[j]
         left, inputs = left - one.sums, inputs + one.reduce_input
         gathered = sum([of.unsharded for of in layer.each[:j]])
-        yield maximum(one.sums, sums.reduced(one)) + left + gathered + inputs, inputs
+        yield maximum(sums.reducing(one), sums.reduced(one)) + left + gathered + inputs, inputs
 
 
 def flat_backward(

@@ -83,6 +83,7 @@ class Facts(NamedTuple):
     no_sync: bool
     stays_gathered: bool  # whether the plan keeps FSDP's parameters gathered after backward
     gradients_stay: bool
+    shard_dim: int
     layers_per_stage: tuple[int, ...] | Literal["auto"] | None
     ends_count: bool
     both_buckets: bool

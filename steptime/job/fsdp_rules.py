@@ -61,6 +61,27 @@ FSDP_RULES = [
         "true is modeled without a pipeline (got pp {f.pp}); use false",
         lambda f: (not f.gradients_stay) | (f.pp == 1),
     ),
+    Rule(
+        "shard_dim layout",
+        "parallelism.fsdp.shard_dim",
+        "1 needs pp 1, attention gqa, one kind of layer and no fp8_params (got pp {f.pp}, attention {f.attention}); use 0",
+        lambda f: (
+            (f.shard_dim == 0)
+            | (f.pp == 1) & (f.attention == "gqa") & (not f.kinds) & (f.linear is None) & (not f.states.fp8_params)
+        ),
+    ),
+    # _fsdp_param.py, _init_sharded_param: no uneven pieces of a dimension other than 0
+    Rule(
+        "shard_dim divides columns",
+        "parallelism.fsdp.shard_dim",
+        "1 needs columns that the {f.shards} shards divide: hidden_sz, and of one tp rank inter_sz and heads x head_dim; use 0",
+        lambda f: (
+            (f.shard_dim == 0)
+            | (f.hidden_sz % maximum(f.shards, 1) == 0)
+            & (f.inter_sz % (f.tp * maximum(f.shards, 1)) == 0)
+            & (f.n_q_heads * f.head_dim % (f.tp * maximum(f.shards, 1)) == 0)
+        ),
+    ),
     # deepspeed/runtime/engine.py, _configure_zero_optimizer: stage 3 only
     Rule(
         "zero_plus_plus framework",
@@ -119,4 +140,5 @@ def fsdp_facts(layout: Parallelism, software: Software, node_devices: int) -> di
         "no_sync": software.layout.no_sync if said.no_sync is None else said.no_sync,
         "stays_gathered": not said.reshard_after_backward,
         "gradients_stay": said.gradients_stay,
+        "shard_dim": said.shard_dim,
     }

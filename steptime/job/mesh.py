@@ -48,6 +48,8 @@ class Fsdp(Config):
     `set_requires_gradient_sync(False)`); default: the profile's. Pipelines always do so."""
     reshard_after_backward: bool = True
     """False keeps parameters gathered from the first micro-batch of a step to its last (`set_reshard_after_backward(False)`)."""
+    shard_dim: Literal[0, 1] = 0
+    """Version 2: the dimension of matrices that is cut (`shard_placement_fn`); vectors have one."""
     gradients_stay: bool = False
     """Sharded gradients are set to zero between steps, not freed (torch/optim/optimizer.py, zero_grad(set_to_none=False))."""
 
@@ -76,6 +78,16 @@ class Fsdp(Config):
             raise ConfigError(f"{path}.backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre")
         if self.version != 1 and not self.original_params:
             raise ConfigError(f"{path}.original_params: false needs version 1; set it, or use true")
+        return self
+
+    @model_validator(mode="after")
+    def _along_columns(self) -> Self:
+        """Torch's copy-out after a gather of fewer ranks has no columns to join (foreach_all_gather_copy_out, an IndexError)."""
+        plain = self.version == 2 and self.wrap != "parameter" and isinstance(self.reshard_after_forward, bool)
+        if self.shard_dim and not plain:
+            raise ConfigError(
+                "parallelism.fsdp.shard_dim: 1 needs version 2, wrap block or model, no number in reshard_after_forward; use 0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -12,8 +11,8 @@ from steptime.launch.beside import Beside
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
+from steptime.launch.primus_torchtitan import read_over_torchtitan
 from steptime.launch.reading import Env, Reading, Sets
-from steptime.launch.torchtitan.job_config import read_torchtitan
 
 
 def read_primus(path: str, text: str, env: Env, sets: Sets, beside: Beside | None = None) -> Reading:
@@ -32,21 +31,9 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, beside: Beside | Non
             f"{path}: modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
         )
     name = str(trainer.get("model", "")).removesuffix(".yaml")
-    preset = preset_of(name)
     if framework == "torchtitan":
-        tree = {
-            key: section for key, section in overrides.items() if isinstance(section, dict) and key != "primus_turbo"
-        }
-        older = "batch_size" in tree.get("training", {})
-        for name, value in load_table("primus").raw["older_torchtitan" if older else "torchtitan"].items():
-            section, _, key = name.partition(".")
-            tree[section] = {key: value} | tree.get(section, {})
-        lines = [
-            f"[{section}]\n"
-            + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in said.items() if value is not None)
-            for section, said in tree.items()
-        ]  # as TOML, whose scalars and lists are JSON's
-        return read_torchtitan(path, "".join(lines), env, ({"model": preset} if preset else {}) | dict(sets or {}))
+        return read_over_torchtitan(path, overrides, name, env, sets, beside)
+    preset = preset_of(name)
     both = _model_file(f"{name}.yaml", env, beside) | overrides
     said = {key: str(value) for key, value in flatten(both).items() if value is not None}
     own = load_table("primus").raw["own_models"]

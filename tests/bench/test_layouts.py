@@ -29,6 +29,7 @@ PAIRS = {
     "ddp, tied": config({"tie_embeddings": True}, FULL, SHARDED),
     "fsdp2": config(WIDE, FSDP, SHARDED),
     "fsdp2, no reshard": config(WIDE, FSDP, SHARDED | {"fsdp": {"reshard_after_forward": False}}),
+    "fsdp2, columns": config(WIDE, FSDP, SHARDED | {"fsdp": {"shard_dim": 1}}),
     "fsdp2, tied, full recompute": config({"tie_embeddings": True}, FSDP | FULL, SHARDED),
     "tp": config({"n_layers": 1}, parallelism={"tp": 2}, gbs=2),
     "tp, sp": config(performance=FULL, parallelism={"tp": 2, "sp": True}, gbs=2),

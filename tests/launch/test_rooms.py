@@ -35,6 +35,7 @@ ORDER = [
         "script_devices",
         "trainer_files",
         "zero_stage",
+        "primus_torchtitan",
         "primus",
     ),
     "trainers",

@@ -33,6 +33,24 @@ def test_figures_of_a_group():
     assert found.shard == found.trained_shard == 10
 
 
+def test_matrices_cut_along_columns():
+    """The columns of both matrices, 4 and 2 of rows 6 and 3, are whole on 2 ranks; only the vector's 5 elements are padded, to 6:
+    36 elements of 35. 30 elements are copied once more; the last trained matrix has 24.
+    """
+    found = group_of(SMALL, 1, 2, dim=1)
+    rows = group_of(SMALL, 1, 2)
+    assert (found.padded, found.turned, found.chunked, found.last) == (24 + 6 + 6, 24 + 6, 24, 5)
+    assert (rows.padded, rows.turned, rows.chunked) == (24 + 8 + 6, 0, 0)
+
+
+def test_gradients_of_columns_at_their_reduction():
+    """29 bf16 gradients, 58 B, and the last matrix's 24 again, 48 B, which stays beside what replaces them, 15 in fp32."""
+    assembly = Assembly(job("fsdp2", dp=2, fsdp={"reduce_dtype": "fp32", "shard_dim": 1}))
+    found = buffers(assembly, group_of(SMALL, 1, 2, dim=1))
+    assert (found.gradients, found.chunked, found.reducing) == (58, 48, 58 + 48)
+    assert found.reduced == 15 * 4 + 48
+
+
 @pytest.mark.parametrize(
     ("reduced", "reduction", "sums"),
     [

@@ -107,6 +107,8 @@ LAYOUTS = {
     "2 replicas of 4 shards": Layout(8, replicas=2, fsdp=Fsdp()),
     "4 replicas of 2 shards, bf16": Layout(8, replicas=4, micro_batches=2, fsdp=Fsdp(reduce="bf16")),
     "4 shards, tp 2": Layout(4, tp=2, fsdp=Fsdp()),
+    "columns": Layout(8, micro_batches=2, fsdp=Fsdp(shard_dim=1)),
+    "columns, 4 shards, tp 2": Layout(4, tp=2, fsdp=Fsdp(shard_dim=1)),
     "2 shards, tp 4, 2 micro-batches": Layout(2, tp=4, micro_batches=2, fsdp=Fsdp(reshard_blocks=False)),
 }
 

@@ -105,6 +105,30 @@ FEWER = {
 }
 
 
+COLUMNS = {
+    "default": Layout(8, fsdp=Fsdp(shard_dim=1)),
+    "no reshard, 2 micro-batches": Layout(8, micro_batches=2, fsdp=Fsdp(reshard_blocks=False, shard_dim=1)),
+    "bf16 reduction": Layout(8, fsdp=Fsdp(reduce="bf16", shard_dim=1)),
+    "bf16 parameters": Layout(8, micro_batches=2, fsdp=Fsdp(params="bf16", reduce="bf16", shard_dim=1)),
+    "2 replicas": Layout(16, replicas=2, fsdp=Fsdp(shard_dim=1)),
+    "2 groups ahead": Layout(8, fsdp=Fsdp(prefetch=2, shard_dim=1)),
+    "one group": Layout(8, fsdp=Fsdp(wrap="model", shard_dim=1)),
+    "no_sync": Layout(8, micro_batches=3, fsdp=Fsdp(no_sync=True, shard_dim=1)),
+    "no_sync, bf16 reduction": Layout(8, micro_batches=3, fsdp=Fsdp(no_sync=True, reduce="bf16", shard_dim=1)),
+    "tp 2": Layout(8, tp=2, fsdp=Fsdp(shard_dim=1)),
+}
+EVEN = Model(n_layers=3, hidden_sz=64, inter_sz=160, n_q_heads=8, n_kv_heads=4, head_dim=16, vocab_sz=250)
+
+
+@pytest.mark.parametrize("layout", COLUMNS.values(), ids=COLUMNS)
+def test_matrices_cut_along_columns(layout):
+    """Shard(1) of every matrix: copies of gathered parameters, and of gradients before their reduction."""
+    for kernels, seqlen in (("flash", 64), ("fully recomputed", 8)):
+        torch_holds = held(EVEN, KERNELS[kernels], seqlen, layout)
+        ours = allocated(EVEN, KERNELS[kernels], seqlen, layout)
+        assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
+
+
 LENGTHS = {"8": (1, 8), "two of 32": (2, 32), "128": (1, 128)}
 
 

@@ -79,6 +79,8 @@ class Fsdp:
     """The first FSDP's BACKWARD_POST."""
     original_params: bool = True
     limits_gathers: bool = True
+    shard_dim: int = 0
+    """The dimension of matrices that is cut."""
 
 
 def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True) -> nn.Module:
@@ -97,6 +99,8 @@ def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: Devic
         policy = MixedPrecisionPolicy(param_dtype=kernels.dtype, reduce_dtype=DTYPES[fsdp.reduce])
         where = CPUOffloadPolicy(pin_memory=False) if fsdp.offload else OffloadPolicy()
         said = {"mesh": data, "mp_policy": policy, "offload_policy": where}
+        if fsdp.shard_dim:
+            said["shard_placement_fn"] = lambda p: Shard(fsdp.shard_dim if p.ndim > 1 else 0)
         for block in module.blocks if fsdp.wrap == "block" else []:
             fully_shard(block, reshard_after_forward=fsdp.reshard_blocks, **said)
         fully_shard(module, reshard_after_forward=fsdp.reshard_root, **said)

@@ -54,6 +54,7 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
             "version": layout.fsdp.version,
             "backward_prefetch": "post" if layout.fsdp.after else "pre",
             "original_params": layout.fsdp.original_params,
+            "shard_dim": layout.fsdp.shard_dim,
             "no_sync": layout.fsdp.no_sync,
             "reshard_after_backward": layout.fsdp.reshard_after_backward,
         }

@@ -189,10 +189,12 @@ def fully_sharded(part: Transformer, job: Job, mesh: DeviceMesh) -> None:
     said = options(Assembly(job))
     data = mesh["replicas", "shards"] if job.parallelism.replicas > 1 else mesh["dp"]
     policy = MixedPrecisionPolicy(param_dtype=part.plan.dtype, reduce_dtype=torch_dtype(said.reduce_dtype))
+    cut = (lambda param: Shard(min(said.shard_dim, param.ndim - 1))) if said.shard_dim else None
     for block in part.blocks.values() if said.wrap == "block" else []:
-        fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=said.reshard_after_forward)
+        after = said.reshard_after_forward
+        fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=after, shard_placement_fn=cut)
     root = None if said.reshard_after_forward else False
-    fully_shard(part, mesh=data, mp_policy=policy, reshard_after_forward=root)
+    fully_shard(part, mesh=data, mp_policy=policy, reshard_after_forward=root, shard_placement_fn=cut)
 
 
 def fill(part: Transformer, seed: int) -> None:

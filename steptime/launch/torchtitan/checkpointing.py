@@ -14,6 +14,9 @@ from steptime.launch.torchtitan.graph_trainer import fuses
 LEAST_BUDGET = 0.7
 """Smallest memory budget that a plan takes (`software.performance.Recompute`)."""
 
+_ROUTERS = {"moe.router.gate"}
+"""Modules whose products torchtitan lists to be recomputed: small, and counted as saved."""
+
 
 def checkpointing_of(keys: JobKeys) -> dict[str, Any]:
     """Activation checkpointing, and whether recomputation ends with the last saved tensor where the file sets it."""
@@ -35,8 +38,12 @@ def recomputed_of(keys: JobKeys) -> dict[str, Any]:
     if mode == "selective" and option.isdecimal() and int(option) > 0:
         # _apply_layer_sac: every n-th block is checkpointed whole
         return {"recompute": {"granularity": "full", "method": "every", "n_layers": int(option)}}
+    forced = "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns"
     if mode == "selective" and option == "op":
+        if set(keys.words(forced)) - _ROUTERS:
+            keys.approximate(forced, "products recomputed besides every second one: counted as saved")
         return {"activation_checkpointing_type": "per-op"}
+    keys.without_effect(forced, "only with mode selective and option op")
     if mode == "selective":
         keys.fail(which, f"expected op or a whole number (got {show(option)})")
         return none

@@ -27,6 +27,11 @@ ATTENTION_KERNELS = {
 
 sdpa takes cuDNN's first (torchtitan/models/common/attention.py@b5bcd76c, ScaledDotProductAttention.sdpa_backends)."""
 
+PRIMUS_TURBO = {"attention_kernel": "best", "repeat_kv": False}
+"""Primus-Turbo's attention: AMD's assembly kernels (AITER), which take keys and values of fewer heads as they are.
+
+AMD-AGI/Primus@fd1eeabb primus/backends/torchtitan/models/llama3/model/model.py, Attention.forward."""
+
 OWN_BUFFERS = frozenset({"hybridep", "minimal_async_ep"})
 """Values of parallelism.expert_parallel_comm_backend that are libraries of dispatcher flex besides its default."""
 
@@ -194,8 +199,10 @@ def kernels_of(keys: JobKeys, degrees: Degrees, release: str) -> dict[str, Any]:
     if not hidden:
         keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
     loss = {"loss_chunks": 1} if keys.get("loss.class") == "CrossEntropyLoss" else {}
-    attention = ATTENTION_KERNELS.get(str(keys.get("model.attn_backend")), {})
-    attention = attention | fused_by_override(keys)
+    attention: dict[str, Any] = {**ATTENTION_KERNELS.get(str(keys.get("model.attn_backend")), {})}
+    if keys.on("primus_turbo.enable_primus_turbo") and keys.on("primus_turbo.use_turbo_attention"):
+        attention |= PRIMUS_TURBO
+    attention |= fused_by_override(keys)
     return found | loss | attention | compiled_of(keys, release) | ({"overlap": {"tp": True}} if hidden else {})
 
 
