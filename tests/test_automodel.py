@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from steptime import Job, estimate, fsdp
+from steptime.cost.rates import rates
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
+from steptime.software.performance import load_software
 from steptime.validation.row_experts import ranks_of_balanced_gate
 
 MODEL = {
@@ -122,3 +125,13 @@ def test_permutation_of_hybrid_ep_by_hand():
 def test_rotation_is_fused_where_transformer_engine_is():
     """BackendConfig.rope_fusion; q and k of 32 tokens, 4 heads of 16 each: 2 * 32 * 64 * 2 B, read and written once."""
     assert ops(job(4))["attn.rope"].forward_bytes == 2 * 2 * 32 * 64 * 2
+
+
+@pytest.mark.parametrize(("streams", "share"), [(4, 1.0), (0, 0.36 * 2500 / 1366)])
+def test_experts_multiply_by_cublas_or_by_torch_on_blackwell(streams, share):
+    """cuBLAS on streams of its own keeps the rate of a long product on GB200, 1,366 TFLOP/s in bf16; torch._grouped_mm reaches
+    0.36 of the peak of 2,500: 900. Its step takes 190 ms more than with grouped_gemm and 371 more than with TransformerEngine
+    (DeepSeek-V3, 64 GB200: 3.281, 3.091 and 2.910 s; NVIDIA-NeMo/Automodel@36044ad3 examples/llm_benchmark/deepseek).
+    """
+    software = load_software("automodel").replace(grouped_workspaces=streams)
+    assert rates(Machine.load("gb200-nvl72").accelerator, software).grouped_share == pytest.approx(share)

@@ -81,6 +81,10 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
             1  # GraphTrainer replaced the chunked loss until pull request 3248 (its configs.py@9e07ee8a2)
         )
     section |= row_hugging_face.of_hugging_face(row, notes)
+    if re.search(r"experts torch\._grouped_mm|expert backend torch_mm", f"{notes}; {row.text('note')}"):
+        section["grouped_workspaces"] = 0
+    if "attention and its projections compiled" in notes:  # what is left of a block has kernels of its own
+        section["compile"] = "blocks"
     if "piecewise cudagraph" in notes and (row.whole("n_experts") or 0) > 1:
         section["cuda_graphs"] = AROUND_EXPERTS
     elif "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes or "compile=graph (+" in notes:
