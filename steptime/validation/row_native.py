@@ -225,3 +225,15 @@ def resharded(row: MeasuredRow) -> bool:
 def by_module(row: MeasuredRow, said: str) -> dict[str, Any]:
     """Litgpt's benchmark wraps every module for itself by default (benchmark_litgpt.py as above: bucketing_mode none)."""
     return {"wrap": "module"} if "litgpt" in row.text("framework").lower() and "zero3" in said else {}
+
+
+def reduced_in(row: MeasuredRow, profile: str) -> dict[str, Any]:
+    """The dtype of FSDP's gradient reduction where it is not fp32: in the row's words, or of the trainer.
+
+    accelerate utils/dataclasses.py, set_mixed_precision: reduce_dtype is the compute dtype. Thunder's benchmark of litgpt:
+    MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) for FSDP2, none and bf16 parameters for FSDP 1
+    (Lightning-AI/lightning-thunder@d425fe46 thunder/benchmarks/benchmark_litgpt.py, setup_distributed).
+    """
+    words = f"{row.text('overlap_notes')} {row.text('precision')}".lower()
+    in_half = profile in {"accelerate", "litgpt"} and "fp32 reduce" not in words
+    return {"reduce_dtype": "bf16"} if in_half or "bf16 reduce" in words else {}
