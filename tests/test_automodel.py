@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from own_rows import own
 
 from steptime import Job, estimate, fsdp
 from steptime.cost.rates import rates
@@ -12,6 +13,7 @@ from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.software.performance import load_software
 from steptime.validation.row_experts import ranks_of_balanced_gate
+from steptime.validation.row_plan import to_config
 
 MODEL = {
     "n_layers": 2, "hidden_sz": 64, "inter_sz": 128, "n_q_heads": 4, "vocab_sz": 256,
@@ -135,3 +137,19 @@ def test_experts_multiply_by_cublas_or_by_torch_on_blackwell(streams, share):
     """
     software = load_software("automodel").replace(grouped_workspaces=streams)
     assert rates(Machine.load("gb200-nvl72").accelerator, software).grouped_share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"overlap_notes": "HybridEP; experts gmm"}, (None, None)),
+        ({"overlap_notes": "HybridEP; experts torch._grouped_mm"}, (0, None)),
+        ({"note": "expert backend torch_mm at this commit's measurement"}, (0, None)),
+        ({"overlap_notes": "attention and its projections compiled; experts TE GroupedLinear"}, (None, "blocks")),
+    ],
+)
+def test_what_rows_say_of_experts_and_compilation(cells, said):
+    """Experts of torch._grouped_mm have no streams of their own; the whole latent attention is compiled where a row says so."""
+    found = to_config(own(framework="NeMo AutoModel (FSDP2 + hybridep)", zero_or_fsdp="fsdp2", **cells))
+    performance = found.config["performance"]
+    assert (performance.get("grouped_workspaces"), performance.get("compile")) == said

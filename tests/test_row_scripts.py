@@ -55,6 +55,9 @@ def test_flagperfs_llama3_has_megatrons_defaults():
         ),
         ("megatron-sft-recipes-n003", {"rope_impl": "own_tables"}, {"qkv_bias": True}),
         ("qwen-readme-n002", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
+        ("AUTOMODEL-005", {"rope_impl": "complex"}, {}),
+        ("AUTOMODEL-007", {"rope_impl": "composite"}, {}),
+        ("AUTOMODEL-008", {"rope_impl": "composite", "attention_kernel": "flex"}, {}),
     ],
 )
 def test_what_scripts_say(name, performance, model):
