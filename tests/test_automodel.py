@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from own_rows import own
 
 from steptime import Job, estimate, fsdp
+from steptime.cost.rates import rates
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
+from steptime.software.performance import load_software
 from steptime.validation.row_experts import ranks_of_balanced_gate
+from steptime.validation.row_plan import to_config
 
 MODEL = {
     "n_layers": 2, "hidden_sz": 64, "inter_sz": 128, "n_q_heads": 4, "vocab_sz": 256,
@@ -122,3 +127,29 @@ def test_permutation_of_hybrid_ep_by_hand():
 def test_rotation_is_fused_where_transformer_engine_is():
     """BackendConfig.rope_fusion; q and k of 32 tokens, 4 heads of 16 each: 2 * 32 * 64 * 2 B, read and written once."""
     assert ops(job(4))["attn.rope"].forward_bytes == 2 * 2 * 32 * 64 * 2
+
+
+@pytest.mark.parametrize(("streams", "share"), [(4, 1.0), (0, 0.36 * 2500 / 1366)])
+def test_experts_multiply_by_cublas_or_by_torch_on_blackwell(streams, share):
+    """cuBLAS on streams of its own keeps the rate of a long product on GB200, 1,366 TFLOP/s in bf16; torch._grouped_mm reaches
+    0.36 of the peak of 2,500: 900. Its step takes 190 ms more than with grouped_gemm and 371 more than with TransformerEngine
+    (DeepSeek-V3, 64 GB200: 3.281, 3.091 and 2.910 s; NVIDIA-NeMo/Automodel@36044ad3 examples/llm_benchmark/deepseek).
+    """
+    software = load_software("automodel").replace(grouped_workspaces=streams)
+    assert rates(Machine.load("gb200-nvl72").accelerator, software).grouped_share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"overlap_notes": "HybridEP; experts gmm"}, (None, None)),
+        ({"overlap_notes": "HybridEP; experts torch._grouped_mm"}, (0, None)),
+        ({"note": "expert backend torch_mm at this commit's measurement"}, (0, None)),
+        ({"overlap_notes": "attention and its projections compiled; experts TE GroupedLinear"}, (None, "blocks")),
+    ],
+)
+def test_what_rows_say_of_experts_and_compilation(cells, said):
+    """Experts of torch._grouped_mm have no streams of their own; the whole latent attention is compiled where a row says so."""
+    found = to_config(own(framework="NeMo AutoModel (FSDP2 + hybridep)", zero_or_fsdp="fsdp2", **cells))
+    performance = found.config["performance"]
+    assert (performance.get("grouped_workspaces"), performance.get("compile")) == said

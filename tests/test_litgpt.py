@@ -4,6 +4,7 @@ import pytest
 from jobs import job
 from own_rows import own
 
+from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
 from steptime.job.mesh import Fsdp
@@ -70,3 +71,28 @@ def test_modules_are_wrapped_one_by_one_under_the_first_fsdp_alone(options):
 def test_thunders_benchmark_wraps_every_module(said, wrapped):
     """Under ZeRO 2 nothing is freed after forward, so it makes no difference."""
     assert row_native.by_module(own(framework="litgpt benchmark_litgpt.py"), said) == wrapped
+
+
+@pytest.mark.parametrize(
+    ("cells", "dtype"),
+    [
+        ({}, "bf16"),
+        ({"zero_or_fsdp": "fsdp1 zero2"}, "bf16"),
+        ({"overlap_notes": "fp32 reduce"}, None),
+        ({"framework": "torchtitan", "precision": "bf16"}, None),
+    ],
+)
+def test_litgpt_reduces_gradients_in_bf16(cells, dtype):
+    """FSDP2's policy says bf16 for both, FSDP 1 has bf16 parameters and no policy; torchtitan's default is fp32."""
+    found = to_config(own(**LITGPT | cells)).config["parallelism"]["fsdp"]
+    assert found.get("reduce_dtype") == dtype
+
+
+def test_bytes_of_a_reduced_block_by_hand():
+    """Llama-2 7B's block: 4 * 4,096^2 + 3 * 4,096 * 11,008 + 2 * 4,096 = 202,383,360 parameters of 2 bytes."""
+    shape = {"hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "vocab_sz": 32000, "n_layers": 2}
+    fsdp = {"reduce_dtype": "bf16", "reshard_after_forward": False}
+    plan = job(shape, software="litgpt", fsdp=fsdp, dp=8, gbs=8, seqlen=4096)
+    rows = {row.name: row for row in estimate(plan).collectives}
+    assert rows["block gradients"].bytes == 2 * 202_383_360
+    assert not plan.software.states.clip_grad

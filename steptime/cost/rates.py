@@ -253,8 +253,12 @@ def plain_share(accelerator: Accelerator, dtype: str) -> float:
 
 
 def grouped_share(accelerator: Accelerator, software: Software, dtype: str) -> float:
-    """Rate of the profile's grouped products divided by that of a long GEMM."""
-    if software.family not in EAGER_TORCH or not accelerator.microscaling:
+    """Rate of the profile's grouped products divided by that of a long GEMM.
+
+    Products that have streams of their own are cuBLAS' for each expert, by TransformerEngine or by grouped_gemm.
+    """
+    own_streams = software.buffers.grouped_workspaces > 0
+    if software.family not in EAGER_TORCH or own_streams or not accelerator.microscaling:
         return 1.0
     return min(1.0, GROUPED_ON_BLACKWELL * accelerator.peak_flops[dtype] / sustained_flops(accelerator, dtype))
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from steptime.model.latent_heads import torch_heads
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
-from steptime.model.rotary import ROTATIONS
 from steptime.model.sublayers import Sublayer, casts, enter_tp, linear, linear_params, norm
 from steptime.software.performance import EAGER_TORCH
 
@@ -67,7 +67,8 @@ def torch_latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tupl
     ops += made
     made, kv = up(model, whole, kv_from, "kv", kv_rank, nope + value)
     ops += made
-    return [*ops, *torch_heads(model, shard, (q, kv))], ("attn.q", "attn.k", kv)
+    made, v = torch_heads(model, shard, (q, kv))
+    return [*ops, *made], ("attn.q", "attn.k", v)
 
 
 def straight(model: Model, shard: Shard, x: Operand, width: int) -> Sublayer:
@@ -87,45 +88,6 @@ def straight(model: Model, shard: Shard, x: Operand, width: int) -> Sublayer:
             "mla_up_proj",
         )
     ], "attn.q_up"
-
-
-def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> list[Op]:
-    """Rope parts of query and key rotated, query and key concatenated; all heads share the key's rope part."""
-    q_up, kv_up = inputs
-    size, kernels, n = shard.itemsize, shard.software.kernels, model.n_q_heads / shard.tp
-    _, nope, rope, _ = model.attention.latent_widths
-    q, k = (Tensor(f"attn.{part}", shard.tokens * n * (nope + rope), size) for part in ("q", "k"))
-    turned = shard.tokens * (n + 1.0) * rope * size
-    moved = 2.0 * (q.bytes + k.bytes)
-    if kernels.rope_impl == "fused":
-        return [
-            Move("attn.rope", (q_up, "attn.kv_down", kv_up), (q, k), (), (), (), moved, moved, 2.0, role="mla_up_proj")
-        ]
-    rotated, each = Tensor("attn.rope.out", turned / size, size), ROTATIONS[kernels.rope_impl]
-    turn = Move(
-        "attn.rope",
-        (q_up, "attn.kv_down"),
-        (rotated,),
-        (),
-        (),
-        (),
-        each.forward * turned,
-        each.backward * turned,
-        12.0,
-        role="mla_up_proj",
-    )
-    join = Move(
-        "attn.join",
-        (q_up, kv_up, rotated.name),
-        (q, k),
-        (),
-        (),
-        (),
-        moved,
-        kernels=4.0,
-        role="mla_up_proj",
-    )
-    return [turn, join]
 
 
 def latent(model: Model, shard: Shard, x: Operand, name: str, rank: int, width: int) -> tuple[list[Op], Operand]:

@@ -81,6 +81,10 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
             1  # GraphTrainer replaced the chunked loss until pull request 3248 (its configs.py@9e07ee8a2)
         )
     section |= row_hugging_face.of_hugging_face(row, notes)
+    if re.search(r"experts torch\._grouped_mm|expert backend torch_mm", f"{notes}; {row.text('note')}"):
+        section["grouped_workspaces"] = 0
+    if "attention and its projections compiled" in notes:  # what is left of a block has kernels of its own
+        section["compile"] = "blocks"
     if "piecewise cudagraph" in notes and (row.whole("n_experts") or 0) > 1:
         section["cuda_graphs"] = AROUND_EXPERTS
     elif "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes or "compile=graph (+" in notes:
@@ -221,3 +225,15 @@ def resharded(row: MeasuredRow) -> bool:
 def by_module(row: MeasuredRow, said: str) -> dict[str, Any]:
     """Litgpt's benchmark wraps every module for itself by default (benchmark_litgpt.py as above: bucketing_mode none)."""
     return {"wrap": "module"} if "litgpt" in row.text("framework").lower() and "zero3" in said else {}
+
+
+def reduced_in(row: MeasuredRow, profile: str) -> dict[str, Any]:
+    """The dtype of FSDP's gradient reduction where it is not fp32: in the row's words, or of the trainer.
+
+    accelerate utils/dataclasses.py, set_mixed_precision: reduce_dtype is the compute dtype. Thunder's benchmark of litgpt:
+    MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) for FSDP2, none and bf16 parameters for FSDP 1
+    (Lightning-AI/lightning-thunder@d425fe46 thunder/benchmarks/benchmark_litgpt.py, setup_distributed).
+    """
+    words = f"{row.text('overlap_notes')} {row.text('precision')}".lower()
+    in_half = profile in {"accelerate", "litgpt"} and "fp32 reduce" not in words
+    return {"reduce_dtype": "bf16"} if in_half or "bf16 reduce" in words else {}

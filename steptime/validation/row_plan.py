@@ -16,7 +16,7 @@ from steptime.validation.row_experts import expert_degrees, has_experts, kinds_o
 from steptime.validation.row_hugging_face import offloaded_by_guide
 from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, stages
 from steptime.validation.row_machine import hardware_of, machine
-from steptime.validation.row_native import by_module, resharded
+from steptime.validation.row_native import by_module, reduced_in, resharded
 from steptime.validation.row_scripts import chunks_of_script, model_of_script
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 from steptime.validation.row_torchtitan import by_parameter, ends_of
@@ -210,7 +210,6 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
             assumed.append(f"zero_level: default of {framework.profile}")
         return {"fsdp": {}} if framework.sharded else {}
     if framework.sharded:
-        notes = row.text("overlap_notes").lower()
         fsdp: dict[str, Any] = {"reshard_after_forward": resharded(row)}
         if framework.profile == "automodel" and has_experts(
             row
@@ -220,11 +219,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         fsdp |= {"wrap": "parameter"} if by_parameter(row) else ends_of(row)
         if said.startswith("fsdp1"):
             fsdp |= {"version": 1} | by_module(row, said)
-        reduces = f"{notes} {row.text('precision').lower()}"
-        # accelerate utils/dataclasses.py, set_mixed_precision: reduce_dtype is the compute dtype
-        if "bf16 reduce" in reduces or (framework.profile == "accelerate" and "fp32 reduce" not in reduces):
-            fsdp["reduce_dtype"] = "bf16"
-        return {"fsdp": fsdp}
+        return {"fsdp": fsdp | reduced_in(row, framework.profile)}
     found = re.match(r"zero-?([0-3])|fsdp(3)\(mcore", said)
     if not found and not re.fullmatch(r"none( \(1 gpu\))?|ddp", said):
         raise SkipRowError(f"not modeled yet: {said[:40]!r} with {framework.profile}")

@@ -32,7 +32,12 @@ attention mask (swift/template/base.py: one is made unless padding_free)."""
 SCRIPTS = (
     Scripted("^simumax;", {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}, {}),
     Scripted("^qwen-readme;", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
-    # the table of 2025 is older than BackendConfig.rope_fusion (NVIDIA-NeMo/Automodel@89e3a9fdd nemo_automodel/components)
+    # the table of 2025 is older than BackendConfig.rope_fusion (NVIDIA-NeMo/Automodel@89e3a9fdd nemo_automodel/components):
+    # moe/rope_utils.py, view_as_complex, for latent attention; gpt-oss runs attn flex (examples/benchmark/configs/gptoss_*)
+    Scripted(r"^automodel; nemo automodel \(pytorch.*; (deepseek|kimi)", {"rope_impl": "complex"}, {}),
+    Scripted(
+        r"^automodel; nemo automodel \(pytorch.*; gpt-oss", {"rope_impl": "composite", "attention_kernel": "flex"}, {}
+    ),
     Scripted(r"^automodel; nemo automodel \(pytorch", {"rope_impl": "composite"}, {}),
     Scripted("^xtuner;", {"norm_impl": "fused", "rope_impl": "fused"}, {}),
     Scripted(
