@@ -124,9 +124,9 @@ def test_parts_of_one_chip_sustain_one_rate():
 
 
 def test_a_part_of_the_same_chip_with_more_power_is_not_slower():
-    """MI325X is MI300X's chip at 1,000 W instead of 750, so it sustains more: mamf-finder's best shapes are 784.9 and 668.4 TFLOP/s,
-    a ratio of 1.174. AMD's training container v25.2 reports 526.13 and 426.79 TFLOP/s for Llama 3.1 70B in bf16 (1.233) and 643.01
-    and 542.94 for 8B (1.184), with a larger batch on the larger memory."""
+    """MI325X is MI300X's chip at 1,000 W instead of 750, so it sustains more: mamf-finder's best shapes are 784.9 and 668.4
+    TFLOP/s, a ratio of 1.174. AMD's training container v25.2 reports 526.13 and 426.79 TFLOP/s for Llama 3.1 70B in bf16 (1.233)
+    and 643.01 and 542.94 for 8B (1.184), with a larger batch on the larger memory."""
     ratio = rate(PARTS["mi325x"], "bf16") / rate(PARTS["mi300x"], "bf16")
     assert ratio == pytest.approx(784.9 / 668.4, rel=1e-3)
     assert ratio == pytest.approx(1.184, rel=0.02)
