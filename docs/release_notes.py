@@ -29,7 +29,7 @@ def notes(version: str) -> str:
     found = re.search(rf"^## \[{re.escape(version)}\] - (\S+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
     if found is None:
         raise SystemExit(f"{CHANGELOG.name} has no section [{version}]")
-    body = re.sub(r"\n {2}(?=\S)", " ", found[2].strip())
+    body = re.sub(r"\n {2}(?=\S)|(?<=\S)\n(?=[^\s#-])", " ", found[2].strip())
     return NOTE.format(version=version, date=found[1], body=body)
 
 

@@ -179,6 +179,8 @@ def test_release_notes_are_a_section_of_the_changelog(capsys):
     assert text.startswith(f"# steptime {steptime.__version__}\n")
     assert "### Added" in text or "## Added" in text
     assert "[Unreleased]" not in text
+    paragraphs = text.split("\n\n")  # a list item, a heading or a paragraph has one line each
+    assert not [line for part in paragraphs for line in part.splitlines()[1:] if not line.startswith(("- ", "#"))]
     assert f"pip install steptime=={steptime.__version__}" in text
     with pytest.raises(SystemExit, match=r"9\.9\.9"):
         notes("9.9.9")
