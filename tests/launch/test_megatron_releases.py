@@ -25,6 +25,13 @@ from steptime.report.estimate_text import report
         (("--data-impl mmap", "--recompute-granularity selective"), "unfused"),
         (("--data-impl mmap", "--recompute-granularity selective", "--use-flash-attn"), "flash"),
         (("--data-impl mmap", "--recompute-granularity selective", "--transformer-impl transformer_engine"), "flash"),
+        # --data-impl ended with core 0.4; --mock-data and --retro-workdir are both of core 0.5 alone, whose default is local too
+        # (megatron/arguments.py at core_v0.5.0); that of core 0.6, which --qk-layernorm is of at least, is transformer_engine
+        (("--mock-data", "--retro-workdir x"), "unfused"),
+        (("--qk-layernorm",), "flash"),
+        # these first two are both of core 0.7 alone, whose models are the legacy ones without --use-mcore-models and read
+        # --use-flash-attn; --use-legacy-models is of core 0.8 (megatron/training/arguments.py)
+        (("--straggler-ctrlr-port 1", "--one-logger-entity x", "--transformer-impl local", "--use-flash-attn"), "flash"),
         # --attention-backend is of core 0.11 and later, whose own layers ignore --use-flash-attn (core gpt_layer_specs.py)
         (("--attention-backend auto", "--transformer-impl local", "--use-flash-attn"), "unfused"),
         (("--attention-backend auto", "--transformer-impl local", "--use-flash-attn", "--use-legacy-models"), "flash"),
