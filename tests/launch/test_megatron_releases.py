@@ -31,7 +31,10 @@ from steptime.report.estimate_text import report
         (("--qk-layernorm",), "flash"),
         # these first two are both of core 0.7 alone, whose models are the legacy ones without --use-mcore-models and read
         # --use-flash-attn; --use-legacy-models is of core 0.8 (megatron/training/arguments.py)
-        (("--straggler-ctrlr-port 1", "--one-logger-entity x", "--transformer-impl local", "--use-flash-attn"), "flash"),
+        (
+            ("--straggler-ctrlr-port 1", "--one-logger-entity x", "--transformer-impl local", "--use-flash-attn"),
+            "flash",
+        ),
         # --attention-backend is of core 0.11 and later, whose own layers ignore --use-flash-attn (core gpt_layer_specs.py)
         (("--attention-backend auto", "--transformer-impl local", "--use-flash-attn"), "unfused"),
         (("--attention-backend auto", "--transformer-impl local", "--use-flash-attn", "--use-legacy-models"), "flash"),
