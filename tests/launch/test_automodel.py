@@ -103,7 +103,7 @@ def test_which_library_multiplies_experts(tmp_path, experts, streams):
 
 def test_experts_in_8_bits_are_not_read_as_bf16(tmp_path):
     text = BENCHMARK.replace("dispatcher: deepep", "dispatcher: deepep, experts: torch_mm_mxfp8")
-    with pytest.raises(ConfigError, match="model.backend.experts: expected one of torch_mm, te, gmm, torch"):
+    with pytest.raises(ConfigError, match=r"model\.backend\.experts: expected one of torch_mm, te, gmm, torch"):
         to_job(reading_of(tmp_path, text), SETS)
 
 

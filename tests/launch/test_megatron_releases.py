@@ -121,6 +121,26 @@ def test_indices_of_an_array_are_numbers():
     assert named.arguments[1].unresolved
 
 
+@pytest.mark.parametrize(
+    "lines",
+    ["X=(12 24)\nX[7]=36\n", "declare -A X\nX[small]=12\n", 'X=(12)\nif [ "$Y" = 1 ]; then X[5]=24; fi\n'],
+)
+def test_indices_of_an_array_with_gaps_are_not_counted(lines):
+    """bash: ${!X[@]} of the first is 0 1 7, of the second small, of the third 0 or 0 5."""
+    found = read_script(
+        lines + 'for i in "${!X[@]}"; do torchrun pretrain_gpt.py --num-layers $i; done\n', "run.sh", {}
+    )
+    assert found.arguments[1].unresolved
+
+
+@pytest.mark.parametrize(("change", "known"), [("X=7", False), (":", True), ("unset X", True), ("X=7; unset X", True)])
+def test_a_variable_that_one_branch_sets_again_is_not_known_to_be_unset(change, known):
+    """bash: ${X:-4} is 7 where the test holds and X=7 follows, else 4."""
+    lines = f'unset X\nif [ "$Y" = 1 ]; then {change}; fi\ntorchrun pretrain_gpt.py --num-layers ${{X:-4}}\n'
+    word = read_script(lines, "run.sh", {}).arguments[1]
+    assert (word.text == "4" and not word.unresolved) is known
+
+
 def test_names_of_the_launchers_groups_are_the_top_of_a_config():
     """NVIDIA/NeMo-Framework-Launcher launcher_scripts/conf/peft/*.yaml name their own keys with `peft.`."""
     tree = {"model": {"length": "${peft.data.length}"}, "data": {"length": 4096}}
