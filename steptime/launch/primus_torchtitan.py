@@ -41,7 +41,7 @@ def read_over_torchtitan(
     for key, value in table["older_torchtitan" if older else "torchtitan"].items():
         section, _, word = key.partition(".")
         tree[section] = {word: value} | tree.get(section, {})
-    own = tree.get("model", {})
+    own = {key: value for key, value in tree.get("model", {}).items() if value is not None}
     file = _model_file(path, name, table, own, sets, beside)
     said = file | own
     model = _classic(said, tree["primus_turbo"], table)
@@ -60,13 +60,16 @@ def _model_file(
     """The section `model` of the model's file; `own` is that of the job.
 
     Raises:
-        ConfigError: the file is not in the repository of the job, its name is not a known one, and the job names no model.
+        ConfigError: the file is not in the repository of the job or names no model, its own name is not a known one, and the
+            job names no model.
     """
     text = beside.text(f"primus/configs/models/torchtitan/{name}.yaml") if beside else None
     bare = name.removesuffix(_FLOAT8)
     known: dict[str, list[str]] = table["torchtitan_models"]
     if text is not None:
-        return dict(parse_mapping(text, f"{name}.yaml").get("model") or {})
+        found = parse_mapping(text, f"{name}.yaml").get("model")
+        if isinstance(found, dict) and found.get("name"):
+            return found
     if bare in known:
         family, flavor = known[bare]
         return {"name": family, "flavor": flavor, "converters": ["quantize.linear.float8"] if bare != name else []}

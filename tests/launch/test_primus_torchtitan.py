@@ -85,12 +85,22 @@ def test_a_models_file_in_the_repository_of_the_job(tmp_path):
         job_of("own")
 
 
+@pytest.mark.parametrize("text", ["model: [1, 2]", "model: text", "model: {flavor: 8B}", "job: {}"])
+def test_a_models_file_that_names_no_model(tmp_path, text):
+    folder = tmp_path / "primus/configs/models/torchtitan"
+    folder.mkdir(parents=True)
+    (folder / "own.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^job.yaml: modules.pre_trainer.model: not among the models of Primus"):
+        job_of("own", beside=Beside(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("model", "section", "layers", "precision"),
     [
         ("llama3.1_8B", "{flavor: 70B}", 80, "bf16"),
         ("llama3.1_8B", "{name: qwen3, flavor: 4B}", 36, "bf16"),
         ("llama3.1_8B", "{flavor: 8B}", 32, "bf16"),
+        ("llama3.1_8B", "{flavor: null}", 32, "bf16"),
         ("own", "{name: llama3, flavor: 8B}", 32, "bf16"),
         ("llama3.1_8B", "{converters: [primus_turbo]}", 32, "bf16"),
         ("llama3.1_8B", "{converters: [primus_turbo, quantize.linear.float8]}", 32, "fp8_tensorwise"),
