@@ -74,12 +74,15 @@ FSDP_RULES = [
     Rule(
         "shard_dim divides columns",
         "parallelism.fsdp.shard_dim",
-        "1 needs columns that the {f.shards} shards divide: hidden_sz, and of one tp rank inter_sz and heads x head_dim; use 0",
+        "1 needs columns that the {f.shards} shards divide: hidden_sz, lora.rank, and of one tp rank inter_sz, those of shared "
+        "experts and heads x head_dim; use 0",
         lambda f: (
             (f.shard_dim == 0)
             | (f.hidden_sz % maximum(f.shards, 1) == 0)
             & (f.inter_sz % (f.tp * maximum(f.shards, 1)) == 0)
+            & (f.shared_inter_sz % (f.tp * maximum(f.shards, 1)) == 0)
             & (f.n_q_heads * f.head_dim % (f.tp * maximum(f.shards, 1)) == 0)
+            & (f.lora is None or f.lora.rank % maximum(f.shards, 1) == 0)
         ),
     ),
     # deepspeed/runtime/engine.py, _configure_zero_optimizer: stage 3 only

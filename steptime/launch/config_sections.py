@@ -70,11 +70,21 @@ def _started(file: Path, name: str) -> dict[str, Any]:
     """Options of the first `accelerate launch` in a file that names a config."""
     text = read_beside(file).replace("\\\n", " ") if is_readable(file) else ""
     for line in text.split("\n"):
-        if re.search(rf"\baccelerate launch\b.*(?<![\w.-]){re.escape(name)}(?![\w.-])", line):
+        if _is_told(line, r"\baccelerate launch\b", name):
             before = line.partition("accelerate launch")[2].partition(name)[0]
             before = re.split(r"\s(?:\S+\.py|-m)(?=\s)", before)[0]  # what follows is the program's own
             return dict(flags_of(before.replace('"', "").replace("'", "").split()))
     return {}
+
+
+def _is_told(line: str, words: str, name: str) -> bool:
+    r"""Whether a line has a command's words, and after them a file's name; in time proportional to the line.
+
+    >>> [_is_told(line, r"\btrain\b", "a.yaml") for line in ("cli train a.yaml", "a.yaml to train", "train my-a.yaml")]
+    [True, False, False]
+    """
+    first = re.search(words, line)
+    return first is not None and re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", line[first.end() :]) is not None
 
 
 _COUNTED = frozenset({"num_processes", "num_machines", "gradient_accumulation_steps"})
@@ -99,6 +109,10 @@ _OWN_CONFIGS = frozenset({"model_name_or_path", "base_model"})
 """The key of the model in configs that `accelerate launch` may start: of LLaMA-Factory and Hugging Face Trainer, of Axolotl."""
 
 
+_STARTS = r"\b(?:launch|train|torchrun|deepspeed|python3?)\b"
+"""Words of a command that starts a config."""
+
+
 def may_launch(path: str, said: Mapping[str, Any]) -> str:
     """Why the sharding of a config is not known: it names none, and a config of accelerate lies beside it.
 
@@ -112,10 +126,8 @@ def may_launch(path: str, said: Mapping[str, Any]) -> str:
     named = [file.name for file in files if re.search(r"^distributed_type:", read_beside(file), re.MULTILINE)]
     starting = [here.parent / "README.md", here.parent.parent / "README.md", *sorted(here.parent.glob("*.sh"))[:20]]
     texts = [read_beside(file).replace("\\\n", " ") for file in starting if is_readable(file)]
-    started = re.compile(
-        rf"\b(?:launch|train|torchrun|deepspeed|python3?)\b[^\n]*(?<![\w.-]){re.escape(here.name)}(?![\w.-])"
-    )
-    if not named or any(started.search(text) for text in texts):
+    started = (_is_told(line, _STARTS, here.name) for text in texts for line in text.split("\n"))
+    if not named or any(started):
         return ""
     fix = f"add --with {named[0]}, or for none --set parallelism.zero_level=0"
     return f"ZeRO or FSDP unknown: {named[0]} beside it may be the config of accelerate that starts it; {fix}"

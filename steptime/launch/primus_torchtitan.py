@@ -23,6 +23,8 @@ from steptime.launch.torchtitan.job_config import read_torchtitan
 
 _FLOAT8 = "-fp8"
 """The end of a model's file that adds torchao's float8 to the one without it."""
+_NAMED = ("name", "flavor")
+"""Keys of the section `model` that say which model of torchtitan it is; the job's own win over its model's file."""
 
 
 def read_over_torchtitan(
@@ -39,44 +41,53 @@ def read_over_torchtitan(
     for key, value in table["older_torchtitan" if older else "torchtitan"].items():
         section, _, word = key.partition(".")
         tree[section] = {word: value} | tree.get(section, {})
-    said = _model_file(path, name, table, sets, beside) | tree.get("model", {})
-    model = _model(said, tree["primus_turbo"], name, table)
-    shown = {"name", "flavor"} if model is None and "name" in said else set()
-    tree["model"] = {key: said[key] for key in (*sorted(shown), "converters") if said.get(key)}
+    own = {key: value for key, value in tree.get("model", {}).items() if value is not None}
+    file = _model_file(path, name, table, own, sets, beside)
+    said = file | own
+    model = _classic(said, tree["primus_turbo"], table)
+    if model is None and all(said.get(key) == file.get(key) for key in _NAMED):
+        model = preset_of(name.removesuffix(_FLOAT8))
+    shown = own | {key: said[key] for key in (*_NAMED, "converters") if said.get(key)}
+    if model is not None or "name" not in said:
+        shown = {key: value for key, value in shown.items() if key not in _NAMED}
+    tree["model"] = shown | {"converters": [word for word in said.get("converters") or [] if word != "primus_turbo"]}
     return read_torchtitan(path, _toml(tree), env, ({} if model is None else {"model": model}) | dict(sets or {}))
 
 
-def _model_file(path: str, name: str, table: Mapping[str, Any], sets: Sets, beside: Beside | None) -> dict[str, Any]:
-    """The section `model` of the model's file, without the converter that stands for Primus-Turbo.
+def _model_file(
+    path: str, name: str, table: Mapping[str, Any], own: Mapping[str, Any], sets: Sets, beside: Beside | None
+) -> dict[str, Any]:
+    """The section `model` of the model's file; `own` is that of the job.
 
     Raises:
-        ConfigError: the file is not in the repository of the job, and its name is not a known one.
+        ConfigError: the file is not in the repository of the job or names no model, its own name is not a known one, and the
+            job names no model.
     """
     text = beside.text(f"primus/configs/models/torchtitan/{name}.yaml") if beside else None
     bare = name.removesuffix(_FLOAT8)
     known: dict[str, list[str]] = table["torchtitan_models"]
     if text is not None:
-        found = dict(parse_mapping(text, f"{name}.yaml").get("model") or {})
-    elif bare in known:
+        found = parse_mapping(text, f"{name}.yaml").get("model")
+        if isinstance(found, dict) and found.get("name"):
+            return found
+    if bare in known:
         family, flavor = known[bare]
-        found = {"name": family, "flavor": flavor, "converters": ["quantize.linear.float8"] if bare != name else []}
-    elif preset_of(bare) or told(sets, "model") is not None:
-        found = {}
-    else:
-        raise ConfigError(
-            f"{path}: modules.pre_trainer.model: not among the models of Primus (got {show(name)})"
-            f"{near(bare, known)}; or add --set model=NAME"
-        )
-    return found | {"converters": [word for word in found.get("converters") or [] if word != "primus_turbo"]}
+        return {"name": family, "flavor": flavor, "converters": ["quantize.linear.float8"] if bare != name else []}
+    if preset_of(bare) or told(sets, "model") is not None or all(own.get(key) for key in _NAMED):
+        return {}
+    raise ConfigError(
+        f"{path}: modules.pre_trainer.model: not among the models of Primus (got {show(name)})"
+        f"{near(bare, known)}; or add --set model=NAME"
+    )
 
 
-def _model(said: Mapping[str, Any], turbo: Mapping[str, Any], name: str, table: Mapping[str, Any]) -> Any:
-    """The model section of a plan where the flavor is not torchtitan's own: a preset, or another attention; else None."""
+def _classic(said: Mapping[str, Any], turbo: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
+    """The model section of a plan of DeepSeek with Primus's classic attention; else None."""
     classic = table["classic_attention"].get(str(said.get("flavor")))
     switched = turbo.get("enable_primus_turbo") and turbo.get("use_classic_attention")
     if classic and switched and said.get("name") == "deepseek_v3":
         return dict(models()["deepseek_v3"][said["flavor"]]) | classic | {"attention": {"kind": "gqa"}}
-    return preset_of(name.removesuffix(_FLOAT8))
+    return None
 
 
 def _toml(tree: Mapping[str, Any]) -> str:

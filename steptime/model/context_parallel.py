@@ -2,8 +2,8 @@
 
 Each rank holds chunks i and 2cp-1-i of a sequence cut into 2cp, so that under a causal mask all have the same work. Names of
 functions are those of transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py
-(NVIDIA/TransformerEngine@9c61cd7). Bytes moved by merging are those of the last rank, which merges most and so sets the ring's
-pace.
+(NVIDIA/TransformerEngine@9c61cd7), but for torch's ring. Bytes moved by merging are those of the last rank, which merges most
+and so sets the ring's pace.
 """
 
 from __future__ import annotations

@@ -92,6 +92,21 @@ def test_a_benchmark_of_experts_in_a_pipeline(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("experts", "streams"), [(None, 0), ("torch_mm", 0), ("te", 4), ("gmm", 4)])
+def test_which_library_multiplies_experts(tmp_path, experts, streams):
+    """BackendConfig.experts is torch_mm, torch._grouped_mm, where CUDA is available; te and gmm multiply on four streams."""
+    tree = yaml.safe_load(BENCHMARK)
+    tree["model"]["backend"] |= {} if experts is None else {"experts": experts}
+    found = reading_of(tmp_path, yaml.safe_dump(tree)).config["performance"]
+    assert found["grouped_workspaces"] == streams
+
+
+def test_experts_in_8_bits_are_not_read_as_bf16(tmp_path):
+    text = BENCHMARK.replace("dispatcher: deepep", "dispatcher: deepep, experts: torch_mm_mxfp8")
+    with pytest.raises(ConfigError, match=r"model\.backend\.experts: expected one of torch_mm, te, gmm, torch"):
+        to_job(reading_of(tmp_path, text), SETS)
+
+
 def test_chunks_rounded_down_are_one_layer_apart(tmp_path):
     """10 chunks are rounded down to 8: 6 layers each; by 7, 7 chunks to 4; by 10, 5 over 5 stages."""
     text = BENCHMARK.replace("multiple: up", "multiple: down")

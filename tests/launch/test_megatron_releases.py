@@ -25,6 +25,16 @@ from steptime.report.estimate_text import report
         (("--data-impl mmap", "--recompute-granularity selective"), "unfused"),
         (("--data-impl mmap", "--recompute-granularity selective", "--use-flash-attn"), "flash"),
         (("--data-impl mmap", "--recompute-granularity selective", "--transformer-impl transformer_engine"), "flash"),
+        # --data-impl ended with core 0.4; --mock-data and --retro-workdir are both of core 0.5 alone, whose default is local too
+        # (megatron/arguments.py at core_v0.5.0); that of core 0.6, which --qk-layernorm is of at least, is transformer_engine
+        (("--mock-data", "--retro-workdir x"), "unfused"),
+        (("--qk-layernorm",), "flash"),
+        # these first two are both of core 0.7 alone, whose models are the legacy ones without --use-mcore-models and read
+        # --use-flash-attn; --use-legacy-models is of core 0.8 (megatron/training/arguments.py)
+        (
+            ("--straggler-ctrlr-port 1", "--one-logger-entity x", "--transformer-impl local", "--use-flash-attn"),
+            "flash",
+        ),
         # --attention-backend is of core 0.11 and later, whose own layers ignore --use-flash-attn (core gpt_layer_specs.py)
         (("--attention-backend auto", "--transformer-impl local", "--use-flash-attn"), "unfused"),
         (("--attention-backend auto", "--transformer-impl local", "--use-flash-attn", "--use-legacy-models"), "flash"),
@@ -109,6 +119,26 @@ def test_indices_of_an_array_are_numbers():
     assert "launches 3 jobs in a loop" in " ".join(found.notes)
     named = read_script(f"declare -A X=([small]=12 [large]=24)\n{loop}", "run.sh", {})
     assert named.arguments[1].unresolved
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["X=(12 24)\nX[7]=36\n", "declare -A X\nX[small]=12\n", 'X=(12)\nif [ "$Y" = 1 ]; then X[5]=24; fi\n'],
+)
+def test_indices_of_an_array_with_gaps_are_not_counted(lines):
+    """bash: ${!X[@]} of the first is 0 1 7, of the second small, of the third 0 or 0 5."""
+    found = read_script(
+        lines + 'for i in "${!X[@]}"; do torchrun pretrain_gpt.py --num-layers $i; done\n', "run.sh", {}
+    )
+    assert found.arguments[1].unresolved
+
+
+@pytest.mark.parametrize(("change", "known"), [("X=7", False), (":", True), ("unset X", True), ("X=7; unset X", True)])
+def test_a_variable_that_one_branch_sets_again_is_not_known_to_be_unset(change, known):
+    """bash: ${X:-4} is 7 where the test holds and X=7 follows, else 4."""
+    lines = f'unset X\nif [ "$Y" = 1 ]; then {change}; fi\ntorchrun pretrain_gpt.py --num-layers ${{X:-4}}\n'
+    word = read_script(lines, "run.sh", {}).arguments[1]
+    assert (word.text == "4" and not word.unresolved) is known
 
 
 def test_names_of_the_launchers_groups_are_the_top_of_a_config():

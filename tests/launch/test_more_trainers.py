@@ -39,6 +39,13 @@ def test_litgpt_pretrains_with_shards_inside_a_node(tmp_path):
     )
 
 
+def test_litgpt_clips_gradients_in_pretraining_alone(tmp_path):
+    """litgpt/pretrain.py requires train.max_norm and clips in every step; litgpt/finetune refuses the key."""
+    pretrain = job(tmp_path, "pretrain.yaml", PRETRAIN % ("bf16-mixed", "auto", 2))
+    lora = job(tmp_path, "lora.yaml", LORA % ("", "true"))
+    assert (pretrain.software.states.clip_grad, lora.software.states.clip_grad) == (True, False)
+
+
 def test_litgpt_has_a_head_of_its_own(tmp_path):
     """litgpt/model.py: lm_head's weights are not the embedding's: Llama 3.2 1B's 128,256 x 2,048 once more."""
     found = job(tmp_path, "pretrain.yaml", PRETRAIN % ("bf16-true", 4, 1))

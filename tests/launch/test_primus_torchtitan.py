@@ -85,6 +85,39 @@ def test_a_models_file_in_the_repository_of_the_job(tmp_path):
         job_of("own")
 
 
+@pytest.mark.parametrize("text", ["model: [1, 2]", "model: text", "model: {flavor: 8B}", "job: {}"])
+def test_a_models_file_that_names_no_model(tmp_path, text):
+    folder = tmp_path / "primus/configs/models/torchtitan"
+    folder.mkdir(parents=True)
+    (folder / "own.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^job.yaml: modules.pre_trainer.model: not among the models of Primus"):
+        job_of("own", beside=Beside(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "section", "layers", "precision"),
+    [
+        ("llama3.1_8B", "{flavor: 70B}", 80, "bf16"),
+        ("llama3.1_8B", "{name: qwen3, flavor: 4B}", 36, "bf16"),
+        ("llama3.1_8B", "{flavor: 8B}", 32, "bf16"),
+        ("llama3.1_8B", "{flavor: null}", 32, "bf16"),
+        ("own", "{name: llama3, flavor: 8B}", 32, "bf16"),
+        ("llama3.1_8B", "{converters: [primus_turbo]}", 32, "bf16"),
+        ("llama3.1_8B", "{converters: [primus_turbo, quantize.linear.float8]}", 32, "fp8_tensorwise"),
+        ("llama3.1_8B-fp8", "{converters: [primus_turbo]}", 32, "bf16"),
+    ],
+)
+def test_what_a_job_says_of_its_model_wins_over_the_models_file(model, section, layers, precision):
+    """Primus merges the overrides of a job into its model's file; Llama 3 70B has 80 layers, Qwen3 4B 36."""
+    job = job_of(model, f"model: {section}")
+    assert (job.model.n_layers, job.performance.precision) == (layers, precision)
+
+
+def test_a_key_of_the_section_model_that_changes_cost_is_not_dropped():
+    with pytest.raises(ConfigError, match=r"model\.n_layers"):
+        job_of("llama3.1_8B", "model: {n_layers: 4}")
+
+
 def test_float8_of_nested_sections():
     """Files that end in -fp8 add the converter quantize.linear.float8; its section scales by tensor without a recipe."""
     more = "quantize: {linear: {float8: {enable_fsdp_float8_all_gather: true, filter_fqns: [output]}}}"

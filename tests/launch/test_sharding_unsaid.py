@@ -128,3 +128,9 @@ def test_options_of_accelerate_in_a_readme_are_read(tmp_path, options, stage):
     readme = f"Run `accelerate launch {options} train.py sft.yaml`.\n"
     found = job_of(tmp_path, {"sft.yaml": RECIPE, "README.md": readme}, "sft.yaml")
     assert found.parallelism.zero_level == stage
+
+
+def test_a_line_that_repeats_words_of_a_command_is_read_in_time(tmp_path):
+    """One line of 1 MB: a search of it from each such word to its end takes hours."""
+    files = {"sft.yaml": RECIPE, "acc.yaml": ACCELERATE, "README.md": "accelerate launch train " * 40_000}
+    assert any("acc.yaml beside it" in line for line in problems(tmp_path, files, "sft.yaml"))

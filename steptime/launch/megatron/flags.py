@@ -18,9 +18,9 @@ from steptime.launch.shell.processes import Word, taken_apart
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Unknown
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
-_OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4"}
+_OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4", "core 0.5"}
 """Releases whose parsers have Megatron's own layers by default."""
-_OF_CORE = "core 0.7"
+_OF_CORE = "core 0.8"
 """From here on models are Megatron-Core's unless --use-legacy-models is given."""
 DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
 _FILES = {"vocab_file", "tokenizer_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"}
@@ -197,9 +197,9 @@ def is_of_core(arguments: Collection[str]) -> bool:
 
 
 def own_layers_by_default(arguments: Collection[str]) -> bool:
-    """Whether Megatron's own layers are the default: those of `--transformer-impl local`, up to core 0.4.
+    """Whether Megatron's own layers are the default: those of `--transformer-impl local`, up to core 0.5.
 
-    NVIDIA/Megatron-LM megatron/arguments.py at the tags v23.04 to core_v0.4.0: the default of --transformer-impl is local;
+    NVIDIA/Megatron-LM megatron/arguments.py at the tags 23.04 to core_v0.5.0: the default of --transformer-impl is local;
     only the models of Megatron-Core (--use-mcore-models, pretrain_gpt.py) have TransformerEngine's layers in any case.
 
     >>> own_layers_by_default(["data_impl", "recompute_granularity"]), own_layers_by_default(["num_layers"])

@@ -31,7 +31,10 @@ def assign(expand: Expander, word: Token) -> None:
     text = expand.text(raw, word.line)
     before = scope.get(name) if plus else None
     if index is not None:
-        scope.put_array(name, [*scope.values.get(name, []), Value(text, word.line)])
+        elements, others = scope.values.get(name, []), name in scope.named
+        scope.put_array(name, [*elements, Value(text, word.line)])
+        if others or expand.text(index.strip("[]"), word.line) != str(len(elements)):
+            scope.named.add(name)
     elif plus and name in scope.arrays and before is not None:
         scope.put_array(name, [Value(before.text + text, before.line), *scope.values[name][1:]])
     else:

@@ -145,7 +145,8 @@ class Expander:
     def _braced(self, inner: str, line: int, *, quoted: bool) -> list[Value]:
         if array := _INDICES.fullmatch(inner):
             of_array = self.scope.values.get(array[1], [])
-            if of_array and all(self.scope.known(item.text) and item.text[:1] != "[" for item in of_array):
+            counted = array[1] not in self.scope.named and all(item.text[:1] != "[" for item in of_array)
+            if of_array and counted and all(self.scope.known(item.text) for item in of_array):
                 return [Value(str(i), line) for i in range(len(of_array))]
         found = _BRACED.fullmatch(inner)
         if found is None:

@@ -86,6 +86,8 @@ class Scope:
         self.read: set[str] = set()
         """Variables of the environment that the script reads."""
         self.arrays: set[str] = set()
+        self.named: set[str] = set()
+        """Arrays whose indices are not 0, 1, 2 and so on, as far as is known."""
         self.cleared: set[str] = set()
         """Variables that the script unsets: empty wherever they are used, and not set for ${X+word} and ${X-word}."""
         self.positional: list[Value] | None = None
@@ -100,7 +102,7 @@ class Scope:
         """A copy of the variables for independent changes; reasons are shared."""
         other = Scope({})
         other.values, other.arrays = dict(self.values), set(self.arrays)
-        other.cleared = set(self.cleared)
+        other.named, other.cleared = set(self.named), set(self.cleared)
         other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
         other.outside, other.read, other.prints = self.outside, self.read, self.prints
         return other
@@ -160,6 +162,7 @@ class Scope:
         """Set an array."""
         self.values[name] = elements
         self.arrays.add(name)
+        self.named.discard(name)
         self.cleared.discard(name)
 
     def clear(self, name: str, line: int) -> None:
@@ -194,6 +197,8 @@ class Scope:
 def merged(scopes: list[Scope], cause: Unknown) -> Scope:
     """One scope from several possible ones: a variable keeps its value where all agree."""
     joined = scopes[0].copy()
+    joined.named = {name for scope in scopes for name in scope.named}
+    joined.cleared = {name for name in joined.cleared if all(name in scope.cleared for scope in scopes)}
     for name in {name for scope in scopes for name in scope.values}:
         values = [scope.values.get(name) for scope in scopes]
         texts = [None if value is None else [item.text for item in value] for value in values]
