@@ -182,6 +182,7 @@ def speaks_of_cost(key: str) -> bool:
     [True, True, False, False]
     """
     section, _, name = key.lower().replace("-", "_").rpartition(".")
+    name = name[:200]  # no key is as long; time grows with the square of a name's length
     if name.startswith("_"):  # as JSON has comments
         return False
     return bool(_COST.search(name) or _COST_SECTION.search(section)) and not _NO_COST.search(name)
