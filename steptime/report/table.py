@@ -234,7 +234,7 @@ def _fit(widths: list[int], left: int, width: int) -> tuple[int, list[int]]:
 
 def _folded(row: list[str], widths: list[int], section: Table) -> tuple[list[str], list[str]]:
     """The first lines of a label of several words wider than its column, and the row with the last of its lines."""
-    if section.tails or section.left != 1 or len(row[0]) <= widths[0] or " " not in row[0].strip():
+    if section.tails or section.left < 1 or len(row[0]) <= widths[0] or " " not in row[0].strip():
         return [], row
     *begun, last = wrapped(row[0], widths[0], "  ")
     return [f"  {line}" for line in begun], [last, *row[1:]]
