@@ -74,6 +74,8 @@ def test_each_point_of_the_front_is_a_plan(found):
     points = points[: len(found.pareto())]
     assert [point["href"] for point in points] == [f"#plan-{i + 1}" for i in range(len(front))]
     assert len(front) > 3
+    if found.front_size > len(front):
+        assert f"Numbered: {len(front)} of the {found.front_size:,} layouts of the front" in read.texts["front"]
     assert found.best.step_s == front[0].step_s
     for i, layout in enumerate(front, 1):
         assert estimate(Job.load(read.texts[f"yaml-plan-{i}"])).step_s == layout.step_s

@@ -42,6 +42,9 @@ def test_sizes_that_cannot_hold_the_job_have_no_efficiency():
     short = [row for row in large.weak_scaling if row.verdict == "does_not_fit"]
     assert short
     assert section.count("does not fit") == len(short)
+    assert section.count('<td class="n"></td>') == len(short)
+    assert section.count(">tight<") == sum(row.verdict == "tight" for row in large.weak_scaling)
+    assert ">efficiency</text>" in section
     assert "16 devices: " not in section
     assert "512 devices: " in section
 

@@ -20,6 +20,7 @@ from steptime.commands import cli
 from steptime.commands.console import Printer
 from steptime.commands.watch import _once
 from steptime.report import palette, plot_estimate, search_plot, sensitivity_tables
+from steptime.report.table import Style
 from steptime.search.run import search
 from steptime.search.sensitivity import sensitivity
 from steptime.timing.timeline import Timeline
@@ -120,16 +121,34 @@ def test_the_commands_write_it_beside_their_text(command, tmp_path, capsys, monk
 
 
 def test_bars_have_their_colors_where_somebody_looks(capsys, monkeypatch):
-    """gemm's #0b5fa5 is nearest to (0, 2, 3) of the 6 x 6 x 6 cube: 16 + 36 * 0 + 6 * 2 + 3 = 31."""
+    """gemm's #0b5fa5 = (11, 95, 165) is nearest to the levels (0, 95, 175), so (0, 1, 3): 16 + 36 * 0 + 6 * 1 + 3 = 25.
+
+    The levels of xterm's cube (256colres.pl) are 0, 95, 135, 175, 215, 255: not evenly spaced.
+    """
     monkeypatch.chdir(ROOT)
     plan = ["configs/gpt2_1gpu.yaml"]
     assert cli.main([*plan, "--color", "always"]) == 0
     colored = capsys.readouterr().out
     bars = [line for line in colored.splitlines() if line.startswith("  matrix multiplies")]
-    assert [line.count("\x1b[38;5;31m") for line in bars] == [1]
+    assert [line.count("\x1b[38;5;25m") for line in bars] == [1]
     assert cli.main(plan) == 0  # no terminal
     bare = re.sub(r"\x1b\[[\d;]*m", "", colored).splitlines()
     assert [line.rstrip() for line in bare] == capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("color", "number"),
+    [
+        ("#e08a3c", 173),  # (224, 138, 60) -> (215, 135, 95): 16 + 36 * 4 + 6 * 2 + 1
+        ("#b15928", 130),  # (177, 89, 40) -> (175, 95, 0): 16 + 36 * 3 + 6 * 1
+        (
+            "#b9c0c9",
+            250,
+        ),  # (185, 192, 201) -> gray 8 + 10 * 18 = 188, 194 away in squares; the cube's (175, 175, 215) 585
+    ],
+)
+def test_a_color_of_the_page_is_its_nearest_color_on_a_terminal(color, number):
+    assert Style(color=True).tint("#", color) == f"\x1b[38;5;{number}m#\x1b[0m"
 
 
 # --- watch -----------------------------------------------------------------------------------------------------------------

@@ -86,3 +86,13 @@ def test_long_first_cells_are_cut_and_marked():
     rows = layout(Table("", ["", *"abcdefgh"], [["name" * 20, *["1,234,567"] * 6, "1", "2"]]), Style())
     assert len(rows[-1]) <= WIDTH
     assert "…" in rows[-1]
+
+
+def test_a_long_label_of_words_is_continued_on_the_next_line_before_its_figures():
+    """Seven figures of 7 characters, each after a gap of 1, leave 80 - 2 - 7 * 8 = 22 for a label of 26."""
+    label = "pipeline, then interleaved"
+    rows = layout(Table("", ["", *"abcdefg"], [[label, *["123,456"] * 7], ["short", *["1"] * 7]]), Style())
+    assert all(len(row) <= WIDTH for row in rows)
+    assert rows[1] == "  pipeline, then"
+    assert rows[2].split() == ["interleaved", *["123,456"] * 7]
+    assert not any("…" in row for row in rows)

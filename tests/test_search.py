@@ -11,6 +11,7 @@ from search_jobs import FLEETING, MODEL, best_of, blocks_of, job_of, plan
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
 from steptime.search.changes import fewest
+from steptime.search.front import SHOWN, corners, shown
 from steptime.search.run import run, search
 from steptime.search.screen import Screen
 from steptime.search.search import Asked
@@ -141,6 +142,7 @@ def test_the_winner_beside_the_plan():
     front = found.pareto()
     assert [x.held_bytes for x in front] == sorted((x.held_bytes for x in front), reverse=True)
     assert found.columns["step_s"].size == found.counts.fitting
+    assert found.front_size >= len(front)
     assert min(found.columns["step_s"]) <= best_of(found).step_s * 1.02
 
 
@@ -268,3 +270,19 @@ def test_schedules_are_an_axis():
     for name, layout in found.best_of("schedule"):
         assert layout.job.schedule == name or layout.job.parallelism.pp == 1
         assert estimate(job.replace(**layout.changes)).step_s == layout.step_s
+
+
+def test_a_long_front_is_a_selection_and_says_how_many():
+    """40 layouts, each slower and smaller than the one before, are a front of 40; 2.2 x the best is no longer part of it.
+
+    Every layout between them that is slower and larger is not: 12 are shown, the first and the last among them.
+    """
+    value = np.array([*np.linspace(1.0, 2.0, 40), 1.5, 2.2])
+    held = np.array([*np.linspace(80.0, 10.0, 40), 79.0, 1.0])
+    found = corners(value, held)
+    assert found.tolist() == list(range(40))
+    some = shown(found)
+    assert len(some) == SHOWN
+    assert (some[0], some[-1]) == (0, 39)
+    assert shown(found[:12]).tolist() == list(range(12))
+    assert corners(np.zeros(0), np.zeros(0)).size == 0

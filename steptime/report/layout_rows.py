@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steptime.answer.result import Estimate, estimate
@@ -10,6 +10,7 @@ from steptime.job.job import Job
 from steptime.report.format import GIB, number, percent, seconds
 from steptime.report.headline import VERDICTS
 from steptime.search.changes import settings
+from steptime.search.front import REACH
 from steptime.search.objective import ranked, rate
 from steptime.search.recompute import label
 from steptime.search.search import Layout, Search
@@ -96,3 +97,10 @@ def row_of(found: Search, name: str, layout: Layout) -> list[str]:
         name, *varied(found, job).values(), seconds(e.step_s), percent(e.throughput.mfu).removesuffix(" %"), held,
         *spent(e, found.asked.objective).values(), *map(str, axes), "yes" if job.sp else "no", *schedule, recomputed(layout),
     ]  # fmt: skip
+
+
+def selection(found: Search, layouts: Sequence[Layout]) -> str:
+    """How many layouts of a front are shown, where it is not all of them."""
+    if found.front_size <= len(layouts):
+        return ""
+    return f"{len(layouts)} of the {found.front_size:,} layouts of the front, up to {REACH:g} x the best"

@@ -6,7 +6,8 @@ from steptime.report.format import GIB
 from steptime.report.palette import OTHER, TIME
 from steptime.report.plot_style import picture, plain_numbers
 from steptime.report.search_tables import title
-from steptime.search.search import REACH, Search
+from steptime.search.front import REACH
+from steptime.search.search import Search
 
 MOST = 20_000
 """Number of layouts that are drawn, best first."""

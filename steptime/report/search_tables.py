@@ -15,7 +15,7 @@ from steptime.job.sections import Run
 from steptime.report import switch_tables
 from steptime.report.format import GIB, percent, seconds
 from steptime.report.html import html
-from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, shape, varied
+from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, selection, shape, varied
 from steptime.report.table import WIDTH, Fact, FactList, ReportSection, Table
 from steptime.search.changes import words
 from steptime.search.run import search
@@ -43,7 +43,7 @@ def sections(found: Search, n: int = 10, *, front: bool = True, wide: bool = Fal
         layouts_table(found, "best layouts", found.top(n)),
     ]
     if front:
-        shown.append(layouts_table(found, "Pareto front of step time and memory", found.pareto()))
+        shown.append(_front_table(found))
     shown += [choices(found, wide=wide)] if len(found.found) else []
     return [*shown, *refused(found)]
 
@@ -52,7 +52,14 @@ def front_sections(found: Search) -> list[ReportSection]:
     """The Pareto front only."""
     if found.best is None:
         return [nothing_fits(found), *refused(found)]
-    return [layouts_table(found, "Pareto front of step time and memory", found.pareto())]
+    return [_front_table(found)]
+
+
+def _front_table(found: Search) -> Table:
+    layouts = found.pareto()
+    table = layouts_table(found, "Pareto front of step time and memory", layouts)
+    note = selection(found, layouts)
+    return table._replace(notes=[*table.notes, note]) if note else table
 
 
 def answer(found: Search, best: Layout) -> FactList:

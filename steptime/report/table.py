@@ -26,6 +26,8 @@ _BOUND = re.compile(
 _ANSI: dict[Tone, str] = {"good": "1;32", "warn": "1;33", "bad": "1;31", "head": "1", "dim": "2"}
 ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
 """ASCII replacements of the characters used in layouts."""
+_CUBE = (0, 95, 135, 175, 215, 255)
+"""Levels of red, green and blue in xterm's colors 16 to 231; grays 232 to 255 are 8, 18, ... 238 (xterm, 256colres.pl)."""
 
 
 def printable(text: str) -> str:
@@ -63,12 +65,11 @@ class Style(NamedTuple):
         return f"\x1b[{code}m{text}\x1b[0m" if code else text
 
     def tint(self, text: str, color: str) -> str:
-        """`text` in the one of a terminal's 216 colors nearest to an #rrggbb."""
+        """`text` in the one of a terminal's 240 fixed colors nearest to an #rrggbb."""
         text = unstyled(text)
         if not self.color or not text.strip():
             return text
-        red, green, blue = (round(int(color[i : i + 2], 16) / 51) for i in (1, 3, 5))
-        return f"\x1b[38;5;{16 + 36 * red + 6 * green + blue}m{text.rstrip()}\x1b[0m"
+        return f"\x1b[38;5;{_nearest(color)}m{text.rstrip()}\x1b[0m"
 
     def fold(self, text: str) -> str:
         """`text` in ASCII where required; characters without a replacement, and control characters, become "?"."""
@@ -77,6 +78,17 @@ class Style(NamedTuple):
 
 
 PLAIN = Style()
+
+
+def _nearest(color: str) -> int:
+    """The number, of xterm's 256 colors, of the nearest color of the cube (16 to 231) or gray (232 to 255)."""
+    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    steps = [min(range(6), key=lambda step: abs(_CUBE[step] - part)) for part in wanted]
+    gray = min(range(24), key=lambda step: sum((8 + 10 * step - part) ** 2 for part in wanted))
+    in_cube = sum((_CUBE[step] - part) ** 2 for step, part in zip(steps, wanted, strict=True))
+    if sum((8 + 10 * gray - part) ** 2 for part in wanted) < in_cube:
+        return 232 + gray
+    return 16 + 36 * steps[0] + 6 * steps[1] + steps[2]
 
 
 def wants_color(choice: str, *, tty: bool, environ: Mapping[str, str] = os.environ) -> bool:
@@ -199,6 +211,8 @@ def _table(section: Table, style: Style) -> list[str]:
         elif len(row) == 1:
             out += wrapped("  " + row[0], style.width, "      ")
         else:
+            begun, row = _folded(row, widths, section)  # noqa: PLW2901 (the same row)
+            out += begun
             line = _line(row, widths, gap, section)
             if i < len(section.bar_colors):
                 line = line[: -widths[-1]] + style.tint(line[-widths[-1] :], section.bar_colors[i])
@@ -216,6 +230,14 @@ def _fit(widths: list[int], left: int, width: int) -> tuple[int, list[int]]:
         if widths and widths[widest] > _LEAST:
             widths[widest] -= 1
     return gap, widths
+
+
+def _folded(row: list[str], widths: list[int], section: Table) -> tuple[list[str], list[str]]:
+    """The first lines of a label of several words wider than its column, and the row with the last of its lines."""
+    if section.tails or section.left < 1 or len(row[0]) <= widths[0] or " " not in row[0].strip():
+        return [], row
+    *begun, last = wrapped(row[0], widths[0], "  ")
+    return [f"  {line}" for line in begun], [last, *row[1:]]
 
 
 def _line(row: list[str], widths: list[int], gap: int, section: Table) -> str:

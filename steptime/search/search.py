@@ -16,6 +16,7 @@ from steptime.base.rows import frame
 from steptime.base.words import counted
 from steptime.job.job import Job
 from steptime.search.changes import fewest
+from steptime.search.front import corners, shown
 from steptime.search.layouts import Block
 from steptime.search.objective import ranked
 from steptime.search.recompute import kind
@@ -208,20 +209,20 @@ class Search:
         return sorted(kept, key=lambda layout: (layout.value, layout.held_bytes))[:n]
 
     def pareto(self) -> list[Layout]:
-        """Layouts that no other one beats in both memory and the objective, estimated, best first."""
-        import numpy as np
-
-        value, held, places = self._places
-        order = np.lexsort((held, value))
-        least = np.minimum.accumulate(held[order])
-        edge = np.concatenate([[True], held[order][1:] < least[:-1]]) if order.size else np.zeros(0, dtype=bool)
-        corners = order[edge]
-        corners = corners[value[corners] <= REACH * value[order[0]]] if order.size else corners
-        if corners.size > FRONT:  # at most as many as people read, spread evenly over the range of memory
-            steps = np.linspace(0, corners.size - 1, FRONT).round().astype(int)
-            corners = corners[steps]
-        corner_layouts = [layout for i in corners if (layout := self.estimated(places[i])) is not None]
+        """Layouts that no other one beats in both memory and the objective, best first; of a long front a selection."""
+        _, _, places = self._places
+        corner_layouts = [layout for i in shown(self._corners) if (layout := self.estimated(places[i])) is not None]
         return _front([*corner_layouts, *self.top(1)])
+
+    @cached_property
+    def _corners(self) -> Any:
+        value, held, _ = self._places
+        return corners(value, held)
+
+    @property
+    def front_size(self) -> int:
+        """Layouts of the whole front as screened; `pareto` estimates a selection of a long one."""
+        return int(self._corners.size)
 
     def best_of(self, name: str, most: int = 100) -> list[tuple[Any, Layout]]:
         """The best layout for each value of an axis, the others free: of the `most` best values, by value."""
@@ -279,10 +280,6 @@ class Search:
 
 NEAR = 20
 """Number of layouts tried where the first does not fit after all."""
-FRONT = 12
-"""Number of corners of the Pareto front that are estimated."""
-REACH = 2.0
-"""How much slower than the best they may be."""
 
 
 def _plain(value: Any) -> Any:

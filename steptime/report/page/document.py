@@ -167,8 +167,13 @@ def facts(found: FactList) -> Html:
     """Labels and their lines."""
     items = []
     for fact in found.facts:
-        items += [el("dt", fact.label), el("dd", *(el("p", ", ".join(phrases(line))) for line in fact.lines))]
+        items += [el("dt", fact.label), el("dd", *map(_line, fact.lines))]
     return el("dl", *items)
+
+
+def _line(line: str) -> Html:
+    """Settings to copy as they are typed; of other lines, the phrases."""
+    return el("p", el("code", line)) if line.startswith("--") else el("p", ", ".join(phrases(line)))
 
 
 def _fixes(estimate: Estimate) -> Html:

@@ -52,11 +52,11 @@ def table(
 
 
 def legend(keys: Iterable[tuple[str, str]], *more: Html) -> Html:
-    """Classes of colors and their meanings, followed by `more`. The pipeline's bubble is hatched."""
+    """Classes of colors and their meanings, followed by `more`. With `hatched`: as the schedule draws idle time."""
     items = []
     for css, text in keys:
         color = el("rect", x=0, y=0, width=12, height=12, class_=f"{css} edge")
-        hatch = el("rect", x=0, y=0, width=12, height=12, class_="hatch") if css == "t-bubble" else None
+        hatch = el("rect", x=0, y=0, width=12, height=12, class_="hatch") if "hatched" in css.split() else None
         items.append(el("li", el("svg", color, hatch, viewBox="0 0 12 12"), text))
     return el("ul", *items, *more, class_="legend")
 

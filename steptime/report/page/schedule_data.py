@@ -104,7 +104,7 @@ def schedule(estimate: Estimate) -> Html:
         )
     ]  # fmt: skip
     kinds = described(estimate.job.schedule).kinds
-    keys = [(f"p-{kind}", PASSES[kind]) for kind in kinds] + [("t-bubble", "idle: bubble and waits")]
+    keys = [(f"p-{kind}", PASSES[kind]) for kind in kinds] + [("t-bubble hatched", "idle: bubble and waits")]
     keys += [
         ("t-dp_comm", part_name("dp_comm")),
         ("t-optimizer", "optimizer"),

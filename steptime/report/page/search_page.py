@@ -16,7 +16,8 @@ from steptime.report.page.markup import Html, el, join, tools
 from steptime.report.page.tables import plain_table
 from steptime.report.table import FactList, ReportSection
 from steptime.search.changes import words
-from steptime.search.search import REACH, Layout, Search
+from steptime.search.front import REACH
+from steptime.search.search import Layout, Search
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760.0, 380.0, 56.0, 40.0
 NEAR = 16.0
@@ -119,6 +120,8 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
         "each numbered point is a plan: no layout that fits is better in both. Small dots: all other layouts that fit. "
         f"Layouts slower than {REACH:g} x the best are left out."
     )
+    if some := layout_rows.selection(found, layouts):
+        note += f" Numbered: {some}."
     return join(el("div", chart, class_="scroll"), el("p", note, class_="note"))
 
 

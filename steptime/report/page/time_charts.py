@@ -84,17 +84,18 @@ def weak_scaling(estimate: Estimate) -> Html:
             el("td", whole(row.devices), class_="n"),
             el("td", whole(row.gbs), class_="n"),
             el("td", seconds(row.step_s), class_="n"),
-            el("td", "does not fit" if row.verdict == "does_not_fit" else percent(row.efficiency), class_="n"),
+            el("td", "" if row.verdict == "does_not_fit" else percent(row.efficiency), class_="n"),
+            el("td", "" if row.verdict == "fits" else row.verdict.replace("_", " ")),
         )
         for row in rows
     ]
-    head = [("replicas", ""), *((text, "n") for text in ("devices", "gbs", "step", "efficiency"))]
+    head = [("replicas", ""), *((text, "n") for text in ("devices", "gbs", "step", "efficiency")), ("", "")]
     return join(line, table(head, cells))
 
 
 def _scaling_line(rows: list[tuple[int, float, bool]]) -> Html:
     """Efficiency over the logarithm of the devices."""
-    width, height, edge = 640.0, 170.0, 64.0
+    width, height, edge = 640.0, 170.0, 84.0
     first, last = log2(rows[0][0]), log2(rows[-1][0])
     top = max(1.0, *(efficiency for _, efficiency, _ in rows))
     low = min(0.5, *(efficiency for _, efficiency, _ in rows))
@@ -118,7 +119,11 @@ def _scaling_line(rows: list[tuple[int, float, bool]]) -> Html:
             el("text", f"{100.0 * level:g} %", x=edge - 22, y=y + 4, text_anchor="end"),
         ]
     words = f"weak scaling: {percent(rows[-1][1])} at {counted(rows[-1][0], 'device')}"
-    name = el("text", "devices", x=width / 2, y=height, text_anchor="middle")
-    chart = el("svg", *levels, line, *marks, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
+    middle = 10 + (height - 44) / 2
+    names = [
+        el("text", "devices", x=width / 2, y=height, text_anchor="middle"),
+        el("text", "efficiency", x=12, y=middle, transform=f"rotate(-90 12 {middle:.0f})", text_anchor="middle"),
+    ]
+    chart = el("svg", *levels, line, *marks, *names, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
                class_="chart")  # fmt: skip
     return el("div", chart, class_="scroll")
