@@ -26,6 +26,7 @@ from steptime.memory.buffers import deferred_wgrad_bytes, gradient_copies
 from steptime.memory.ledger import Ledger
 from steptime.memory.op_walk import BackwardWalk, walk_part
 from steptime.memory.states import States
+from steptime.model.blocks import n_params, pattern
 from steptime.model.ops import Comm, Gemm, Move, Op, Tensor
 from steptime.model.segments import Segment, find_segments
 from steptime.software.precision import RECIPES
@@ -287,3 +288,16 @@ def test_an_update_of_half_the_parameters_hides_under_the_others():
     plan = job(on=on, dp=2, zero_level=1, performance={"cpu_offload": {"optimizer": 0.5}})
     found = optimizer_step(Assembly(plan), pricing(plan).context)
     assert found.host.waited_s == pytest.approx(295_232 / 2 * (28 * 8 - 34))
+
+
+@pytest.mark.parametrize(
+    ("which", "dense", "sparse"), [({}, 0, 3), ({"n_dense_layers": 1}, 1, 2), ({"moe_frequency": 0.5}, 2, 1)]
+)
+def test_each_layer_counts_once(which, dense, sparse):
+    """Of three: projections of attention 65,536 and two norms of 128; an MLP of 3 * 128 * 256, or 8 experts of 3 * 128 * 64 and
+    a router of 8 * 128. Embedding and head have 131,072 each, the last norm 128.
+    """
+    model = job(model={"n_layers": 3, "moe": MOE | which}).model
+    each = 65_536 + 256
+    assert [(run.kind, n) for run, n in pattern(model)].count(("moe", 1)) == sparse
+    assert n_params(model) == 262_272 + 3 * each + dense * 98_304 + sparse * (8 * 24_576 + 1_024)
