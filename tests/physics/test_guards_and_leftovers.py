@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from physics_jobs import job, machine
 from plain_backward import AUTOGRAD
+from rates import RATES
 
 from steptime.answer.result import estimate
 from steptime.cost.comm import collective
-from steptime.cost.compute import forward
+from steptime.cost.compute import forward, move_pass
 from steptime.fsdp.groups import quantized_saving, transposed_bytes
 from steptime.hardware.machine import Machine, Tier
 from steptime.job.assembly import Assembly
@@ -27,7 +28,7 @@ from steptime.memory.ledger import Ledger
 from steptime.memory.op_walk import BackwardWalk, walk_part
 from steptime.memory.states import States
 from steptime.model.blocks import n_params, pattern
-from steptime.model.ops import Comm, Gemm, Move, Op, Tensor
+from steptime.model.ops import ByElement, Comm, Gemm, Move, Op, Tensor
 from steptime.model.segments import Segment, find_segments
 from steptime.software.precision import RECIPES
 from steptime.timing.optimizer import optimizer_step
@@ -301,3 +302,42 @@ def test_each_layer_counts_once(which, dense, sparse):
     each = 65_536 + 256
     assert [(run.kind, n) for run, n in pattern(model)].count(("moe", 1)) == sparse
     assert n_params(model) == 262_272 + 3 * each + dense * 98_304 + sparse * (8 * 24_576 + 1_024)
+
+
+@pytest.mark.parametrize(
+    ("fused", "name", "bytes_"), [(True, "moe.row_map", 8 * 17 * 4), (False, "moe.sorted", 48 * 8)]
+)
+def test_what_permuting_to_a_capacity_keeps(fused, name, bytes_):
+    """8 tokens, 2 of 8 experts each, with a capacity factor of 1.5 three rows an expert: 24. Fused, a row map in int32 of 2 * 8
+    + 1 columns; else indices in int64 of rows and of probabilities.
+    """
+    moe = MOE | {"capacity_factor": 1.5, "pad_to_capacity": True}
+    op = ops_of(model=HEADS | {"moe": moe}, performance={"moe": {"permute_fusion": fused}})["moe.permute"]
+    assert [(t.name, t.bytes) for t in op.stats] == [(name, bytes_)]
+
+
+def test_parameters_that_a_prediction_shares():
+    """Embedding and head of the model, whose gradients come from both (DeepSeek-V3, arXiv 2412.19437, 2.2)."""
+    ops = Assembly(job(model={"mtp": 1})).head.ops
+    assert {p.name for op in ops for p in op.params if p.shared} == {"embedding.weight", "head.weight"}
+    assert [op.name for op in ops if any(p.shared for p in op.params)] == ["mtp.1.embedding", "mtp.1.head.proj"]
+
+
+@pytest.mark.parametrize(("software", "weighs"), [("torchtitan", []), ("automodel", ["moe.ranked"])])
+def test_tokens_that_deepep_brings(software, weighs):
+    """Of 8 tokens on each of two ranks one with 2 of 8 experts goes to 2 (1 - C(4, 2) / C(8, 2)) = 11/7 of the ranks: 88/7
+    arrive, of 128, with two scores. 16 rows are made. AutoModel's activation applies the scores.
+    """
+    moe = {"dispatcher": "flex", "flex_backend": "deepep"}
+    ops = ops_of(software, model=HEADS | {"moe": MOE}, performance={"moe": moe}, ep=2, dp=2)
+    assert [t.elements for t in ops["moe.dispatch"].outputs] == pytest.approx([88 / 7 * 128, 88 / 7 * 2])
+    assert [t.elements for t in ops["moe.local_permute"].outputs] == [16 * 128, 16]
+    assert [name for name in ops["experts.act"].inputs if name == "moe.ranked"] == weighs
+    assert ("moe.weigh" in ops) == (not weighs)
+
+
+@pytest.mark.parametrize("slow", [ByElement(), ByElement(20.0, 2.0)])
+def test_kernels_below_the_rate_of_memory(slow):
+    """8 B at half of 4 B/s: 4 s, and 1 s for the kernel; 2 B of it at 10 elements/s take 2 s for 20 elements instead of 1."""
+    r = RATES._replace(bytes_per_s=4.0, move_rate=0.5, move_kernel_s=1.0, elements_per_s=10.0)
+    assert move_pass(8.0, 1.0, r, slow).time_s == (5 if slow == ByElement() else 6)
