@@ -281,14 +281,14 @@ def test_copies_of_half_precision_gradients(how):
 
 def test_an_update_of_half_the_parameters_hides_under_the_others():
     """Of 295,232 parameters half are on the host: 28 B each at an eighth of 1 B/s, while the device moves 30 B for each other
-    one, at 1 B/s too, and reads its 4 B of gradient again.
+    one, at 2 B/s, and reads its 4 B of gradient again.
     """
-    link = machine(host_bytes_per_s=1.0, memory=1.0)
+    link = machine(host_bytes_per_s=1.0, memory=2.0)
     rates = {"memory_bytes": 1e15, "memory_bytes_per_s": 1.0, "core_bytes_per_s": 1.0}
     on = Machine(**link.model_dump(exclude={"host"}), host=rates)
     plan = job(on=on, dp=2, zero_level=1, performance={"cpu_offload": {"optimizer": 0.5}})
     found = optimizer_step(Assembly(plan), pricing(plan).context)
-    assert found.host.waited_s == pytest.approx(295_232 / 2 * (28 * 8 - 34))
+    assert found.host.waited_s == pytest.approx(295_232 / 2 * (28 * 8 - 34 / 2))
 
 
 @pytest.mark.parametrize(
