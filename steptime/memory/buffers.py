@@ -188,7 +188,7 @@ def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
     of these micro-batches is counted as the one sent last where all wait (`of_pipeline`).
     """
     job, limit = assembly.job, assembly.job.software.buffers.deferred_head_wgrads
-    if job.parallelism.pp == 1 or limit == 0 or not any(chunk.head for chunk in chunks):
+    if job.parallelism.pp == 1 or not any(chunk.head for chunk in chunks):
         return 0.0
     earlier, one = job.microbatches - 1.0, assembly.boundary_bytes
     waiting = minimum(1.0 * limit, earlier)

@@ -120,8 +120,7 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     width = rows / shard.tp
     whole = (Tensor("attn.qkv", shard.tokens * width, size),)
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
-    litgpt = shard.software.kernels.fused_projections == "qkv"
-    views = litgpt or shard.software.kernels.attention_impl == "unfused"
+    views = shard.software.kernels.fused_projections == "qkv" or shard.software.kernels.attention_impl == "unfused"
     outputs = whole if views else split
     gemm = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
     gemm.outputs = outputs
@@ -129,7 +128,7 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     made: list[Op] = [gemm, *gathered]
     if not views:
         return made, own
-    if litgpt and model.n_q_heads != model.n_kv_heads and shard.software.kernels.attention_impl == "flash":
+    if model.n_q_heads != model.n_kv_heads and shard.software.kernels.attention_impl == "flash":
         repeated, kept = repeat(model, shard, *own[:1], qkv, qkv)
         return [*made, *repeated], (qkv, *kept[1:])
     # the queries of a single key-value head are contiguous: no copy separates them

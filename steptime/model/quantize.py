@@ -156,10 +156,10 @@ def cast_context(x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand
     recipe = shard.software.recipe
     if recipe is None or recipe.casts or not recipe.proj_keeps_input:
         ops, operand = cast("attn.proj", x, elements, shard, role="attn_proj")
-        if not by_rows(recipe) or shard.software.kernels.compile == "none" or not isinstance(ops[-1], Move):
+        if not by_rows(recipe) or shard.software.kernels.compile == "none" or not isinstance(ops[0], Move):
             return ops, operand
         columns = Tensor(f"{x}.columns", elements, 1.0)
-        return [*ops[:-1], replace(ops[-1], saves=(columns.name,), stats=(columns,))], operand
+        return [replace(ops[0], saves=(columns.name,), stats=(columns,))], operand
     ops, operand = cast("attn.proj", x, elements, shard, both=False, role="attn_proj")
     return ops, Operand(operand.read, x)
 

@@ -97,7 +97,7 @@ class Rows:
         hybridep.py@aa1d3741, _num_permuted_tokens_for_non_blocking).
         """
         how = self.shard.software.moe
-        if how.dispatcher != "flex" or not self.spread or how.flex_backend == "deepep":
+        if how.dispatcher != "flex" or not self.spread:
             return None
         return 1.0 if how.flex_backend == "minimal_async_ep" else how.non_blocking_capacity_factor
 

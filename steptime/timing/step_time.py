@@ -208,14 +208,14 @@ def run_pipeline(
     """
     p = job.parallelism
     split = described(job.schedule).split
-    weight_s = [[chunk.weight_s if split else 0.0 for chunk in stage] for stage in chunks]
+    weight_s = [[chunk.weight_s for chunk in stage] for stage in chunks] if split else None
     return walk(
         job.schedule,
         p.pp,
         p.vpp,
         job.microbatches,
         [[chunk.forward_s for chunk in stage] for stage in chunks],
-        [[c.backward_s - w for c, w in zip(*rows, strict=True)] for rows in zip(chunks, weight_s, strict=True)],
+        [[chunk.backward_s - chunk.weight_s * split for chunk in stage] for stage in chunks],
         send_s,
         weight_s=weight_s,
         blocking=job.software.overlap.pp is not True,
