@@ -39,7 +39,9 @@ def optimizer_of(core, model):
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     patches.optimizer_types()
-    adam = OptimizerConfig(optimizer="adam", lr=1e-3, bf16=core.config.bf16, fp16=False, use_distributed_optimizer=False)
+    adam = OptimizerConfig(
+        optimizer="adam", lr=1e-3, bf16=core.config.bf16, fp16=False, use_distributed_optimizer=False
+    )
     with patches.CudaIsCpu():
         made = get_megatron_optimizer(adam, [model], use_gloo_process_groups=False)
     return getattr(made, "chained_optimizers", [made])[0]
