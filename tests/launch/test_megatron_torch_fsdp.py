@@ -1,4 +1,4 @@
-"""Megatron-LM's --use-torch-fsdp2, in its flags and in Primus's YAML: what the plan becomes, and what Megatron refuses with it."""
+"""Megatron-LM's --use-torch-fsdp2, in flags and in Primus's YAML: what the plan becomes, and what Megatron refuses with it."""
 
 from __future__ import annotations
 

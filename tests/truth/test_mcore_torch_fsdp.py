@@ -83,7 +83,7 @@ def ours(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_states_of_a_rank(variant):
-    """Shards in bf16 with gradients in bf16; the optimizer's fp32 copies and two fp32 moments: 2 + 2 + 4 + 8 bytes a parameter."""
+    """Shards and gradients in bf16, the optimizer's fp32 copies and two fp32 moments: 2 + 2 + 4 + 8 bytes a parameter."""
     found, held = states(ours(variant))[0], theirs(variant)["bytes"]
     assert (found.params_bytes, found.gradients_bytes) == (held["params"], held["gradients"])
     assert found.optimizer_bytes == held["masters"] + held["moments"]

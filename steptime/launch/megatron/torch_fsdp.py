@@ -23,7 +23,10 @@ def by_torch_fsdp(keys: JobKeys) -> bool:
 
 
 def fsdp_section(keys: JobKeys, dtype: str) -> dict[str, Any]:
-    """Its options: gradients are reduced in the parameters' dtype, as no policy says otherwise; and what Megatron refuses with it."""
+    """Its options; `dtype` is that of the parameters, in which gradients are reduced, as no MixedPrecisionPolicy says otherwise.
+
+    Settings that Megatron refuses with it are problems.
+    """
     for key, what in _REFUSED.items():
         if keys.on(key):
             keys.fail("use_torch_fsdp2", f"Megatron-LM does not support it with {what}")
