@@ -114,7 +114,7 @@ def test_what_is_absurd_or_not_modeled_is_told_alone():
 
 
 def test_frameworks_are_the_profiles():
-    """One for each profile that extends no other; Megatron-DeepSpeed, AutoModel and Megatron-LM under FSDP2 run less than those."""
+    """One for each profile that extends no other; Megatron-DeepSpeed, AutoModel, Megatron-LM under FSDP2 run less than those."""
     assert FRAMEWORKS.keys() - {"megatron-deepspeed", "automodel", "megatron-core-fsdp2"} == {
         load_software(name).family for name in profile_names()
     }
