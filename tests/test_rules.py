@@ -114,8 +114,8 @@ def test_what_is_absurd_or_not_modeled_is_told_alone():
 
 
 def test_frameworks_are_the_profiles():
-    """One for each profile that extends no other; Megatron-DeepSpeed and AutoModel run less than what they extend."""
-    assert FRAMEWORKS.keys() - {"megatron-deepspeed", "automodel"} == {
+    """One for each profile that extends no other; Megatron-DeepSpeed, AutoModel, Megatron-LM under FSDP2 run less than those."""
+    assert FRAMEWORKS.keys() - {"megatron-deepspeed", "automodel", "megatron-core-fsdp2"} == {
         load_software(name).family for name in profile_names()
     }
     assert "megatron-deepspeed" in profile_names()

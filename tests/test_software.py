@@ -22,6 +22,7 @@ OTHERS = [
         "fms-fsdp",
         "internevo",
         "llm-foundry",
+        "megatron-core-fsdp2",
         "paddle",
     ),
     *(

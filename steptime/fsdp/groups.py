@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, maximum, same, where
-from steptime.fsdp.of_job import ends_alike
+from steptime.fsdp.of_job import by_torch, ends_alike
 from steptime.fsdp.plus_plus import flat_bytes, reduction_bytes
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -140,7 +140,7 @@ def root_stays(job: Job) -> bool:
 
     megatron-core 0.16.1 run on a CPU: units are gathered twice a micro-batch, the rest once a step.
     """
-    return job.software.family == "megatron-core" and job.zero_level == 3
+    return job.software.family == "megatron-core" and job.zero_level == 3 and not by_torch(job)
 
 
 def group_of(

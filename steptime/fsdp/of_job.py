@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from steptime.job.job import Job
+from steptime.software.frameworks import framework_of
 
 
 def applies(job: Job) -> bool:
     """Whether parameters are sharded and gathered group by group."""
     return job.zero_level == 3 or job.parallelism.fsdp is not None
+
+
+def by_torch(job: Job) -> bool:
+    """Whether groups are those of torch's FSDP, where the job shards parameters: not Megatron-FSDP's, nor DeepSpeed's."""
+    return framework_of(job.software.name, job.software.family).fully_shards
 
 
 def unsynced(job: Job) -> bool:
@@ -32,7 +38,6 @@ def ends_alike(job: Job) -> bool:
 
 def pooled(job: Job) -> bool:
     """Whether torch's FSDP gathers and reduces group by group on streams of its own; jobs of it are sharded."""
-    fsdp, software = job.parallelism.fsdp, job.software
-    eager = software.family == "fsdp2" and software.name != "xla"
+    fsdp = job.parallelism.fsdp
     by_group = fsdp is None or fsdp.wrap not in {"model", "parameter"}
-    return eager and by_group
+    return by_torch(job) and job.software.name != "xla" and by_group

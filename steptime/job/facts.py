@@ -8,7 +8,7 @@ from steptime.model.lora import Lora
 from steptime.model.model import LinearAttention, Moe
 from steptime.schedule import SCHEDULES, default_group
 from steptime.software.cpu_offload import CpuOffload
-from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
+from steptime.software.frameworks import FRAMEWORKS, Framework, framework_of
 from steptime.software.performance import Recompute
 from steptime.software.settings import KernelSettings, MoeSettings, StateSettings
 
@@ -205,7 +205,7 @@ class Facts(NamedTuple):
     @property
     def framework(self) -> Framework:
         """What the profile's framework supports, or that of the profile it extends."""
-        return FRAMEWORKS.get(self.software.partition("@")[0]) or FRAMEWORKS.get(self.family, ANY)
+        return framework_of(self.software, self.family)
 
     @property
     def modules(self) -> frozenset[str]:

@@ -26,7 +26,19 @@ FSDP_RULES = [
         "fsdp framework",
         "parallelism.fsdp",
         "options of torch FSDP2, which {f.software} does not support; use software fsdp2",
-        lambda f: (f.fsdp is None) | (f.family == "fsdp2"),
+        lambda f: (f.fsdp is None) | f.framework.fully_shards,
+    ),
+    # megatron/training/arguments.py, validate_args
+    Rule(
+        "Megatron's layers under fully_shard",
+        "parallelism.fsdp",
+        "Megatron-LM refuses --use-torch-fsdp2 with pp or ep above 1, tied embeddings or fp16 (got {f.software}, pp {f.pp}, "
+        "ep {f.ep}, precision {f.precision}); change them, or use software megatron-core",
+        lambda f: (
+            (not f.framework.fully_shards)
+            | (f.family != "megatron-core")
+            | (f.pp == 1) & (f.ep == 1) & (not f.tie_embeddings) & (f.precision != "fp16")
+        ),
     ),
     # torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info
     Rule(

@@ -35,6 +35,8 @@ class Framework(NamedTuple):
     """Whether its mixtures of experts are modeled."""
     experts_tp: bool = True
     """Whether tensor parallelism together with experts is modeled for it."""
+    fully_shards: bool = False
+    """Whether it shards by torch's `fully_shard`, or by the FullyShardedDataParallel before it."""
 
     @property
     def optimizer_words(self) -> str:
@@ -81,6 +83,7 @@ FRAMEWORKS = {
         recipes=TORCHAO,
         optimizers=("adamw", "sgd", "adamw_8bit", "muon"),
         experts=True,
+        fully_shards=True,
     ),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
     # deepspeed/sequence/layer.py, DistributedAttention: Ulysses alone
@@ -94,4 +97,13 @@ FRAMEWORKS = {
     ),
 }
 FRAMEWORKS["automodel"] = FRAMEWORKS["fsdp2"]._replace(experts_tp=False)
+# without resharding it is fsdp.reshard_after_forward false, not zero_level 2
+FRAMEWORKS["megatron-core-fsdp2"] = FRAMEWORKS["megatron-core"]._replace(
+    zero_levels=(3,), pipelines_zero=(3,), recipes=(), optimizers=("adamw", "sgd"), experts=False, fully_shards=True
+)
 ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), tuple(SCHEDULES), context=("p2p", "all_gather", "a2a", "a2a+p2p"))
+
+
+def framework_of(software: str, family: str) -> Framework:
+    """What a profile's framework supports (`software` is its name, with or without a release), or that of its family."""
+    return FRAMEWORKS.get(software.partition("@")[0]) or FRAMEWORKS.get(family, ANY)

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping, read_source
+from steptime.software import frameworks
 from steptime.software.performance import EAGER_TORCH, load_software
 from steptime.software.profiles import profile_names, profile_releases
 from steptime.validation import row_hugging_face, row_native, row_torchtitan
@@ -38,7 +39,7 @@ class RowFramework(NamedTuple):
     @property
     def sharded(self) -> bool:
         """Whether the profile accepts torch FSDP's options."""
-        return self.base == "fsdp2"
+        return frameworks.framework_of(self.profile, self.base).fully_shards
 
     @property
     def software(self) -> str:
@@ -91,6 +92,8 @@ def _framework(row: MeasuredRow) -> RowFramework:
     if found_one.family == "Megatron-LM" and row.text("precision").lower().startswith("fp16"):
         return RowFramework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
     sharded = re.search(r"\bfsdp", row.text("zero_or_fsdp").lower())
+    if sharded and "primus" in said:  # use_torch_fsdp2 in its 70B configs (AMD-AGI/Primus examples/megatron/configs)
+        return found_one._replace(profile="megatron-core-fsdp2")
     if not found_one.sharded and sharded and not found_one.base.startswith("megatron"):
         return found_one._replace(profile="fsdp2", own=False)
     if found_one.profile == "litgpt" and row_native.of_thunder(row):

@@ -187,7 +187,6 @@ UNMODELED = [
     (("--mtp-num-layers 1", "--mtp-standalone"),
      "--mtp-standalone true: multi-token prediction on a separate stage"),
     (("--optimizer soap",), "--optimizer soap: an optimizer other than Adam: counted with Adam's two moments"),
-    (("--use-torch-fsdp2",), "--use-torch-fsdp2 true: torch FSDP2 under Megatron's layers: ZeRO is counted in its place"),
     (("--exp-avg-dtype fp8", "--use-precision-aware-optimizer"),
      "--exp-avg-dtype fp8: dtypes other than both moments in fp32, bf16 or fp16: counted as fp32"),
     (("--tensor-modle-parallel-size 2",),

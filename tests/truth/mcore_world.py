@@ -21,6 +21,7 @@ import mcore_moe
 import mcore_mtp
 import mcore_muon
 import mcore_patches as patches
+import mcore_torch_fsdp
 import torch
 import torch.distributed as dist
 from mcore_peak import Live
@@ -289,6 +290,12 @@ def train(c, world):
     }
 
 
+def torch_fsdp(c, world):
+    """A step under torch's fully_shard."""
+    said = {"build": lambda: model_of(c, world), "forward": lambda model, core: forward(model, core, c, world)}
+    return mcore_torch_fsdp.step(c, **said)
+
+
 class Group:
     """As much of a process group as a buffer asks for."""
 
@@ -333,7 +340,7 @@ def main():
     world = {key: request.get(key, value) for key, value in usual.items()}
     start(**world)
     torch.set_num_threads(1)
-    tasks = {"run": run, "peak": peak, "train": train, "buckets": buckets}
+    tasks = {"run": run, "peak": peak, "train": train, "buckets": buckets, "torch_fsdp": torch_fsdp}
     answers = []
     for c in request["configs"]:
         try:

@@ -10,7 +10,8 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.megatron.expert_layers import expert_degrees
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
-from steptime.launch.megatron.performance_section import main_grad_dtype, optimizer_of
+from steptime.launch.megatron.performance_section import main_grad_dtype, optimizer_of, plain_dtype
+from steptime.launch.megatron.torch_fsdp import by_torch_fsdp, fsdp_section
 
 
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
@@ -163,11 +164,11 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
 
 def _states(keys: JobKeys) -> dict[str, Any]:
     """How optimizer states are sharded, and the buckets of gradients."""
+    if by_torch_fsdp(keys):
+        return fsdp_section(keys, plain_dtype(keys))
     level = int(keys.on("use_distributed_optimizer") or optimizer_of(keys) == "dist_muon")
     if keys.on("use_megatron_fsdp"):
         level = keys.word("data_parallel_sharding_strategy")
-    if keys.on("use_torch_fsdp2"):
-        level = 3 if keys.on("torch_fsdp2_reshard_after_forward") else 2
     if keys.on("deepspeed"):
         # DeepSpeed's BF16_Optimizer shards its states over data parallelism at stage 0 too (runtime/bf16_optimizer.py)
         level = max(int(keys.number("zero_stage")), int(keys.on("bf16")))
