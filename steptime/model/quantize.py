@@ -76,6 +76,8 @@ def cast(
 def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = "") -> tuple[list[Op], Operand]:
     """Torchao: the quantized copy of a projection's input exists only for its product; backward casts the kept tensor again.
 
+    By tensor both casts are the same, so torch.compile makes one and keeps it: a byte in place of the input's two, which are kept
+    where something else needs them too (torch functorch min_cut_rematerialization_partition).
     `x` is what tensor parallelism has gathered in the compute dtype. Nothing for other recipes, and for what was cast before.
     """
     recipe = shard.software.recipe
@@ -90,6 +92,8 @@ def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = 
     of, kernels = casts_of(recipe, recipe.casts, shard)
     moved = elements * of.input_forward
     op = Move(f"{name}.cast", (x.read,), (rows,), (), (), (), moved, kernels=kernels, same_grad=True, role=role)
+    if recipe.tensor_scaled and shard.software.kernels.compile != "none":
+        return [op], Operand(rows.name, rows.name)
     return [op], x._replace(read=rows.name)
 
 

@@ -232,7 +232,8 @@ def reduced_in(row: MeasuredRow, profile: str) -> dict[str, Any]:
 
     accelerate utils/dataclasses.py, set_mixed_precision: reduce_dtype is the compute dtype. Thunder's benchmark of litgpt:
     MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) for FSDP2, none and bf16 parameters for FSDP 1
-    (Lightning-AI/lightning-thunder@d425fe46 thunder/benchmarks/benchmark_litgpt.py, setup_distributed). Megatron-Core gives no policy, so it is the parameters' dtype.
+    (Lightning-AI/lightning-thunder@d425fe46 thunder/benchmarks/benchmark_litgpt.py, setup_distributed). Megatron-Core
+    gives no policy, so it is the parameters' dtype.
     """
     words = f"{row.text('overlap_notes')} {row.text('precision')}".lower()
     in_half = profile in {"accelerate", "litgpt", "megatron-core-fsdp2"} and "fp32 reduce" not in words

@@ -1,4 +1,4 @@
-"""What torch.compile keeps of a block whose linears are torchao's float8 with a scale for each row, against the op lists.
+"""What torch.compile keeps of a block whose linears are torchao's float8, by rows and by tensor, against the op lists.
 
 Its function (pytorch/ao torchao/float8/float8_linear.py, matmul_with_hp_or_float8_args) is written out without torchao, with
 a stand-in for the product, which the partitioner, too, can neither fuse nor run again for free.
@@ -36,6 +36,12 @@ MODEL = Model(
 def cast(x: Tensor, dim: int) -> Tensor:
     """Scaled by the largest of each row or column, to float8."""
     scale = LARGEST / x.abs().amax(dim, keepdim=True).to(torch.float64).clamp(min=1e-12)
+    return (x.float() * scale.float()).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+
+
+def cast_whole(x: Tensor, _dim: int) -> Tensor:
+    """Scaled by the largest of all, to float8."""
+    scale = LARGEST / x.abs().amax().to(torch.float64).clamp(min=1e-12)
     return (x.float() * scale.float()).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 
 
@@ -98,3 +104,22 @@ def test_a_block_within_a_memory_budget(budget, monkeypatch):
     with torch._functorch.config.patch(activation_memory_budget=budget):
         assert saved_by_compile(block, *inputs(MODEL)) == ours
     assert sum(size * count for size, count in ours.items()) == B * S * (2116 - 2 * 6 * 16)
+
+
+def test_a_block_scaled_by_tensor_keeps_float8(monkeypatch):
+    """Both casts of an input are the same, so one is kept: of both norms, of the activation and, beside it, of attention."""
+    monkeypatch.setitem(globals(), "cast", cast_whole)
+    block = Block(MODEL)
+    for linear in block.linear.values():
+        linear.__class__ = Float8Linear
+    software = resolve(Performance(software="torch", compile="blocks", precision="fp8_tensorwise"))
+    shard = Shard(float(B), float(S), float(S), 1.0, False, float(MODEL.vocab_sz), software)
+    held = kept_by_part(
+        block_ops(MODEL, shard), block_input(MODEL, shard), frozenset(), AUTOGRAD._replace(compiled=True)
+    )
+    ours = Counter(whole(held.sizes[name]) for name in held.names)
+    assert saved_by_compile(block, *inputs(MODEL)) == ours
+    kept = 2 * (2 * 80 + 3 * 80 + 3 * 16 + 2 * 272)  # in bf16: x twice; q twice, attention; k twice, v; gate and up
+    quantized = 2 * 80 + 272 + 80  # norms, activation, attention
+    rows = 4 * (2 + 5 + 1 + 5)  # of each row: two norms, those of heads, attention's sums
+    assert sum(size * count for size, count in ours.items()) == B * S * (kept + quantized + rows)
