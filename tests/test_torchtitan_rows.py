@@ -15,7 +15,8 @@ from steptime.validation.row_software import framework_of
         ("pytorch/torchtitan PR #985", "0.1"),
         ("pytorch/torchtitan PR #1690", "0.2"),
         ("pytorch/torchtitan PR #3105", "2026-05"),
-        ("pytorch/torchtitan PR #3571", ""),
+        ("pytorch/torchtitan PR #3571", "2026-06"),
+        ("pytorch/torchtitan PR #3714", ""),
         ("meta-pytorch/forge PR #31", ""),
         ("(ghstack, 2024-10-22)", "0.1"),
         ("2025-10-16", "0.2"),
@@ -43,6 +44,24 @@ def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
     assert row_torchtitan.torchtitan_release(own(framework="torchtitan", source=source)) == release
     kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
     assert kernel == {"": "flex", "2026-05": "sdpa-9.19", "0.1": "fa2"}.get(release, "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("pull", "attention", "fused"),
+    [
+        (3570, "sdpa-9.19", False),
+        (3571, "flex", False),
+        (3713, "flex", False),
+        (3714, "flex", "qkv_copied"),
+        (3914, "flex", "qkv_copied"),
+    ],
+)
+def test_one_product_for_q_k_and_v_since_pull_request_3714(pull, attention, fused):
+    """Of 2026-06-24, two weeks after FlexAttention; per-op is what `selective` means since the latter."""
+    row = own(framework="torchtitan", source=f"pytorch/torchtitan@1 commit message (PR #{pull})", recompute="selective")
+    kernels = load_software(framework_of(row).software).kernels
+    assert (kernels.attention_kernel, kernels.fused_projections) == (attention, fused)
+    assert row_torchtitan.of_today(row) == (attention == "flex")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,17 @@ from steptime.validation.measurements import MeasuredRow
 
 BEFORE_FLEX = "2026-05"
 """The release until FlexAttention became the default, on 2026-06-09 (torchtitan's commit 169545712, pull request 3571)."""
-RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)), (BEFORE_FLEX, 3571, (2026, 7)))
+BEFORE_FUSED = "2026-06"
+"""The release until one product for q, k and v became the default, on 2026-06-24 (commit 3396a4b37, pull request 3714)."""
+RELEASES = (
+    ("0.1", 1450, (2025, 8)),
+    ("0.2", 2937, (2026, 5)),
+    (BEFORE_FLEX, 3571, (2026, 7)),
+    (BEFORE_FUSED, 3714, (2026, 7)),
+)
 """Releases of the profile torchtitan, each with the first pull request and the first month that is later."""
+LATEST = ("", BEFORE_FUSED)
+"""Those since FlexAttention is the default."""
 
 
 def torchtitan_release(row: MeasuredRow) -> str:
@@ -88,7 +97,7 @@ def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any
 
 def of_today(row: MeasuredRow) -> bool:
     """Whether a row is of torchtitan since FlexAttention is its default."""
-    return row.text("framework").lower().startswith("torchtitan") and torchtitan_release(row) == ""
+    return row.text("framework").lower().startswith("torchtitan") and torchtitan_release(row) in LATEST
 
 
 def traced(row: MeasuredRow) -> bool:
