@@ -163,3 +163,21 @@ def test_two_older_runs_set_expandable_segments_themselves():
             framework="torchtitan", source=f"pytorch/torchtitan@{commit} commit message (PR #(ghstack, 2024-10-14))"
         )
         assert not row_torchtitan.before_expandable_segments(row)
+
+
+@pytest.mark.parametrize(
+    ("pull", "framework", "precision", "notes", "compiled"),
+    [
+        (3914, "torchtitan", "nvfp4", "compile=on", "blocks"),
+        (3914, "torchtitan", "mxfp8", "compile=on", "blocks"),
+        (3914, "torchtitan", "bf16", "compile=on", "all"),
+        (3914, "torchtitan", "nvfp4", "compile=off", None),
+        (3000, "torchtitan", "mxfp8", "compile=on", "all"),
+    ],
+)
+def test_the_configs_of_nvfp4_and_mxfp8_compile_the_model_alone(pull, framework, precision, notes, compiled):
+    """components=["model"] in torchtitan's config functions of the summer of 2026; by default the loss too."""
+    source = f"pytorch/torchtitan@1 commit message (PR #{pull})"
+    row = own(framework=framework, source=source, precision=precision, overlap_notes=notes)
+    release = row_torchtitan.torchtitan_release(row)
+    assert row_native.native_kernels(row, release, notes).get("compile") == compiled

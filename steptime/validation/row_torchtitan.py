@@ -72,6 +72,15 @@ def compiles_loss(row: MeasuredRow) -> bool:
     return first or before(row, 1033, "2025-03") is False
 
 
+def compiles_blocks_alone(row: MeasuredRow) -> bool:
+    """Whether a row ran with torchtitan's configs of NVFP4, which compile the model and not the loss.
+
+    torchtitan/models/llama3/config_registry.py@bcc09297, llama3_8b_first_85_pct_layers_nvfp4: CompileConfig(enable=True,
+    components=["model"]); the same in Qwen3's, and in Llama 3's of MXFP8.
+    """
+    return of_today(row) and not traced(row) and bool(re.search("nvfp4|mxfp8", row.text("precision").lower()))
+
+
 def norm_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """The RMSNorm of torchtitan itself, before 2025-03-19 (pull request 985), written op by op as Hugging Face's.
 
