@@ -163,40 +163,42 @@ def fp4_kept(found):
     return sum(size for name, size in kept.items() if name in saved) - weights, weights
 
 
-@pytest.mark.parametrize(("compiled", "inputs"), [("all", 3 * HIDDEN + INTER), ("none", 6 * HIDDEN + INTER)])
+@pytest.mark.parametrize(("compiled", "inputs"), [("all", 3 * HIDDEN + INTER), ("none", 4 * HIDDEN + INTER)])
 def test_nvfp4_keeps_casts_for_backward(compiled, inputs):
     """Nine sixteenths of a byte for each element of an input and of a weight, and no bf16 of either.
 
     torchao 0.18's nvfp4_linear on a CPU, its kernels replaced by tensors of their shapes: a projection of 256 tokens from 512 to
     1,024 saves 65,536 + 8,192 bytes of its input's codes and scales and 262,144 + 32,768 of its weight's. A gated MLP of three
     saves 1,179,648 = 9/16 (2 x 256 x 512 + 256 x 1,024 + 3 x 512 x 1,024): gate and up each cast the same input; traced by torch
-    2.13's AOTAutograd there is one cast of it, and one copy. Here q, k and v share one, gate and up one, and the outputs
-    of attention and activation have one each: of width h, h, h and 14,336.
+    2.13's AOTAutograd there is one cast of it, and one copy. Here q, k and v are one product, gate and up share a
+    cast, in eager torch they do not, and the outputs of attention and activation have one each: of width h, h (twice), h and
+    14,336.
     """
     found = nvfp4(compiled)
     assert fp4_kept(found) == (9 / 16 * TOKENS * inputs, 9 / 16 * 218_103_808)
     names = {op.name for op in found.assembly.kinds[0].ops}
     assert ("attn.qkv.cast" in names) == (compiled == "all")
-    products = [op for op in found.assembly.kinds[0].ops if op.name in {"attn.q_proj", "mlp.up_proj", "mlp.down"}]
+    products = [op for op in found.assembly.kinds[0].ops if op.name in {"attn.qkv", "mlp.up_proj", "mlp.down"}]
     for op in products:
         assert not {"attn.norm.out", "mlp.norm.out", "mlp.act.out"} & set(op.saves)
 
 
 def test_casts_of_nvfp4():
-    """Of input and gradient, T x h: maximum 2, read 2, both directions written 2 x 9/16; of a weight the same, in forward.
+    """Of input and gradient, T x h and T x 6,144: maximum 2, read 2, both directions written 2 x 9/16; of a weight, 6,144 x h,
+    the same, in forward.
 
     Their kernels are limited by arithmetic: on 148 SMs of 2.6e9 elements a second 0.909 of them for an input's, 1.195 for a
     gradient's.
     """
     ops = {op.name: op for op in nvfp4().assembly.kinds[0].ops}
-    each, square = 2 + 2 + 2 * 9 / 16, HIDDEN * HIDDEN
-    cast, product = ops["attn.qkv.cast"], ops["attn.q_proj"]
+    each, rows = 2 + 2 + 2 * 9 / 16, 6_144
+    cast, product = ops["attn.qkv.cast"], ops["attn.qkv"]
     assert cast.forward_bytes == each * TOKENS * HIDDEN
     assert cast.forward_by_element.elements == pytest.approx(0.909 * TOKENS * HIDDEN)
-    assert (product.cast_bytes, product.forward_cast.bytes) == (each * TOKENS * HIDDEN, each * square)
-    assert product.cast_slow.elements == pytest.approx(1.195 * TOKENS * HIDDEN)
-    own = {op.name: op for op in nvfp4("none").assembly.kinds[0].ops}["attn.q_proj"]
-    assert own.forward_cast.bytes == each * (TOKENS * HIDDEN + square)
+    assert (product.cast_bytes, product.forward_cast.bytes) == (each * TOKENS * rows, each * rows * HIDDEN)
+    assert product.cast_slow.elements == pytest.approx(1.195 * TOKENS * rows)
+    own = {op.name: op for op in nvfp4("none").assembly.kinds[0].ops}["attn.qkv"]
+    assert own.forward_cast.bytes == each * (TOKENS * HIDDEN + rows * HIDDEN)
 
 
 def test_time_of_an_nvfp4_cast_on_gb200():

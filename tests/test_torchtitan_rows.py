@@ -15,7 +15,8 @@ from steptime.validation.row_software import framework_of
         ("pytorch/torchtitan PR #985", "0.1"),
         ("pytorch/torchtitan PR #1690", "0.2"),
         ("pytorch/torchtitan PR #3105", "2026-05"),
-        ("pytorch/torchtitan PR #3571", ""),
+        ("pytorch/torchtitan PR #3571", "2026-06"),
+        ("pytorch/torchtitan PR #3714", ""),
         ("meta-pytorch/forge PR #31", ""),
         ("(ghstack, 2024-10-22)", "0.1"),
         ("2025-10-16", "0.2"),
@@ -43,6 +44,24 @@ def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
     assert row_torchtitan.torchtitan_release(own(framework="torchtitan", source=source)) == release
     kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
     assert kernel == {"": "flex", "2026-05": "sdpa-9.19", "0.1": "fa2"}.get(release, "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("pull", "attention", "fused"),
+    [
+        (3570, "sdpa-9.19", False),
+        (3571, "flex", False),
+        (3713, "flex", False),
+        (3714, "flex", "qkv_copied"),
+        (3914, "flex", "qkv_copied"),
+    ],
+)
+def test_one_product_for_q_k_and_v_since_pull_request_3714(pull, attention, fused):
+    """Of 2026-06-24, two weeks after FlexAttention; per-op is what `selective` means since the latter."""
+    row = own(framework="torchtitan", source=f"pytorch/torchtitan@1 commit message (PR #{pull})", recompute="selective")
+    kernels = load_software(framework_of(row).software).kernels
+    assert (kernels.attention_kernel, kernels.fused_projections) == (attention, fused)
+    assert row_torchtitan.of_today(row) == (attention == "flex")
 
 
 @pytest.mark.parametrize(
@@ -144,3 +163,21 @@ def test_two_older_runs_set_expandable_segments_themselves():
             framework="torchtitan", source=f"pytorch/torchtitan@{commit} commit message (PR #(ghstack, 2024-10-14))"
         )
         assert not row_torchtitan.before_expandable_segments(row)
+
+
+@pytest.mark.parametrize(
+    ("pull", "framework", "precision", "notes", "compiled"),
+    [
+        (3914, "torchtitan", "nvfp4", "compile=on", "blocks"),
+        (3914, "torchtitan", "mxfp8", "compile=on", "blocks"),
+        (3914, "torchtitan", "bf16", "compile=on", "all"),
+        (3914, "torchtitan", "nvfp4", "compile=off", None),
+        (3000, "torchtitan", "mxfp8", "compile=on", "all"),
+    ],
+)
+def test_the_configs_of_nvfp4_and_mxfp8_compile_the_model_alone(pull, framework, precision, notes, compiled):
+    """components=["model"] in torchtitan's config functions of the summer of 2026; by default the loss too."""
+    source = f"pytorch/torchtitan@1 commit message (PR #{pull})"
+    row = own(framework=framework, source=source, precision=precision, overlap_notes=notes)
+    release = row_torchtitan.torchtitan_release(row)
+    assert row_native.native_kernels(row, release, notes).get("compile") == compiled

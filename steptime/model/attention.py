@@ -104,6 +104,7 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     unfused attention reads the views, and only the query of grouped heads is copied (megatron/core/transformer/attention.py,
     SelfAttention.get_query_key_value_tensors). litgpt's kernel reads them too: the value that it keeps holds the whole output;
     keys and values of grouped heads are repeated (Lightning-AI/litgpt@b042058e litgpt/model.py, CausalSelfAttention.forward).
+    torchtitan copies all three (`copies_of`).
     """
     n_q, n_kv = heads(model, shard)
     d, hidden, size = model.head_dim, model.hidden_sz, shard.itemsize
@@ -120,12 +121,16 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     width = rows / shard.tp
     whole = (Tensor("attn.qkv", shard.tokens * width, size),)
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
-    views = shard.software.kernels.fused_projections == "qkv" or shard.software.kernels.attention_impl == "unfused"
-    outputs = whole if views else split
+    fused = shard.software.kernels.fused_projections
+    copied = fused == "qkv_copied"
+    views = fused == "qkv" or shard.software.kernels.attention_impl == "unfused"
+    outputs = whole if views or copied else split
     gemm = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
     gemm.outputs = outputs
     gathered, qkv = spread(model, shard, outputs[0].name)
     made: list[Op] = [gemm, *gathered]
+    if copied:
+        return [*made, copies_of(shard, qkv, split)], own
     if not views:
         return made, own
     if model.n_q_heads != model.n_kv_heads and shard.software.kernels.attention_impl == "flash":
@@ -135,6 +140,18 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     if model.n_q_heads == model.n_kv_heads or same(n_kv == 1):
         return made, (qkv, qkv, qkv)
     return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
+
+
+def copies_of(shard: Shard, qkv: str, split: tuple[Tensor, ...]) -> Op:
+    """The query, key and value of one product, each copied to a storage of its own.
+
+    pytorch/torchtitan@bcc09297 torchtitan/models/common/attention.py, FusedQKVLinear.forward: a split, then `contiguous()` of
+    each: forward has a kernel for each, backward one that joins the three gradients. torch.compile computes the copies of query
+    and key in the kernel that normalizes or rotates them; that of the value stays.
+    """
+    compiled = shard.software.kernels.compile != "none"
+    moved = 2.0 * (split[-1].bytes if compiled else sum(part.bytes for part in split))
+    return Move("attn.qkv.split", (qkv,), split, (), (), (), moved, moved, 1.0 if compiled else 2.0)
 
 
 def spread(model: Model, shard: Shard, qkv: str) -> Sublayer:

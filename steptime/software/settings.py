@@ -105,8 +105,9 @@ class KernelSettings(Switches):
     """After their norms, tensor-parallel ranks gather all heads of q and k, rotate them, and keep their own."""
     cp_impl: Literal["transformer_engine", "torch"]
     """TransformerEngine's autograd functions, or torch's, which merges partial results and gradients in fp32 step by step."""
-    fused_projections: bool | Literal["qkv"]
-    """One GEMM for q, k, v and one for gate and up (Megatron), one for q, k, v only (litgpt), or none (HF, torchtitan)."""
+    fused_projections: bool | Literal["qkv", "qkv_copied"]
+    """One GEMM for q, k, v and one for gate and up (Megatron), one for q, k, v only, which are views of its output (litgpt) or
+    copied from it (torchtitan), or none (HF)."""
     vocab_parallel: bool
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
 

@@ -12,6 +12,7 @@ from steptime.validation.row_torchtitan import (
     before,
     before_expandable_segments,
     by_parameter,
+    compiles_blocks_alone,
     compiles_loss,
     heads_of,
     norm_of,
@@ -71,6 +72,7 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     if row.text("framework").startswith("torchtitan"):
         section |= heads_of(row, release, compiled="compile" in section)
         section |= {} if "compile" in section else norm_of(row, notes)
+        section |= {"compile": "blocks"} if "compile" in section and compiles_blocks_alone(row) else {}
         section |= {"activation_impl": "fused"} if "fusedgroupedexperts" in notes else {}
         if before_expandable_segments(row):
             section["expandable_segments"] = False

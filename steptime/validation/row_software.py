@@ -232,7 +232,7 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
-    latest = framework.profile == "torchtitan" and not framework.release
+    latest = framework.profile == "torchtitan" and framework.release in row_torchtitan.LATEST
     graph, resend = row_torchtitan.traced(row), row_torchtitan.sends_again(row)
     attend = row_torchtitan.attends_again(row)
     per_op = row_native.recomputed_per_op(said, graph=graph, latest=latest, resend=resend, attend=attend)

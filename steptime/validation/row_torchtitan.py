@@ -9,8 +9,17 @@ from steptime.validation.measurements import MeasuredRow
 
 BEFORE_FLEX = "2026-05"
 """The release until FlexAttention became the default, on 2026-06-09 (torchtitan's commit 169545712, pull request 3571)."""
-RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)), (BEFORE_FLEX, 3571, (2026, 7)))
+BEFORE_FUSED = "2026-06"
+"""The release until one product for q, k and v became the default, on 2026-06-24 (commit 3396a4b37, pull request 3714)."""
+RELEASES = (
+    ("0.1", 1450, (2025, 8)),
+    ("0.2", 2937, (2026, 5)),
+    (BEFORE_FLEX, 3571, (2026, 7)),
+    (BEFORE_FUSED, 3714, (2026, 7)),
+)
 """Releases of the profile torchtitan, each with the first pull request and the first month that is later."""
+LATEST = ("", BEFORE_FUSED)
+"""Those since FlexAttention is the default."""
 
 
 def torchtitan_release(row: MeasuredRow) -> str:
@@ -63,6 +72,15 @@ def compiles_loss(row: MeasuredRow) -> bool:
     return first or before(row, 1033, "2025-03") is False
 
 
+def compiles_blocks_alone(row: MeasuredRow) -> bool:
+    """Whether a row ran with torchtitan's configs of NVFP4, which compile the model and not the loss.
+
+    torchtitan/models/llama3/config_registry.py@bcc09297, llama3_8b_first_85_pct_layers_nvfp4: CompileConfig(enable=True,
+    components=["model"]); the same in Qwen3's, and in Llama 3's of MXFP8.
+    """
+    return of_today(row) and not traced(row) and bool(re.search("nvfp4|mxfp8", row.text("precision").lower()))
+
+
 def norm_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """The RMSNorm of torchtitan itself, before 2025-03-19 (pull request 985), written op by op as Hugging Face's.
 
@@ -88,7 +106,7 @@ def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any
 
 def of_today(row: MeasuredRow) -> bool:
     """Whether a row is of torchtitan since FlexAttention is its default."""
-    return row.text("framework").lower().startswith("torchtitan") and torchtitan_release(row) == ""
+    return row.text("framework").lower().startswith("torchtitan") and torchtitan_release(row) in LATEST
 
 
 def traced(row: MeasuredRow) -> bool:
