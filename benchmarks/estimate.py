@@ -136,9 +136,10 @@ def forget() -> None:
     """Forget what estimates share."""
     from steptime.job.assembly import LAYOUTS
     from steptime.job.parts import PARTS
+    from steptime.memory.states import STATES
     from steptime.timing.step_time import PART_TIMES
 
-    for known in (PARTS, LAYOUTS, PART_TIMES):
+    for known in (PARTS, LAYOUTS, STATES, PART_TIMES):
         known.clear()
 
 
