@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steptime.base.num import Num, lcm, maximum, where
-from steptime.base.recent import Recent
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams, Pieces
@@ -63,19 +62,15 @@ def shard_ranks(job: Job, group: str = "dense") -> Num:
     return data_parallel_ranks(job, group) // job.parallelism.replicas
 
 
-STATES: Recent[list[States]] = Recent(16)
-"""Those of the last layouts: jobs that differ in their number of micro-batches have the same."""
-
-
 def stage_states(assembly: Assembly) -> list[States]:
-    """States of every stage's device, made once for all jobs with the same chunks and parallelism."""
+    """States of every stage's device."""
+    return assembly.once(made_states)
 
-    def made() -> list[States]:
-        buckets = assembly.by_chunk(lambda chunk: chunk_buckets(assembly, chunk))
-        return assembly.by_stage(lambda stage, _: states_of(assembly, stage, buckets[stage]))
 
-    job = assembly.job
-    return made() if assembly.alone else STATES.of((assembly.layout, job.parallelism, job.performance), made)
+def made_states(assembly: Assembly) -> list[States]:
+    """The same, for one assembly."""
+    buckets = assembly.by_chunk(lambda chunk: chunk_buckets(assembly, chunk))
+    return assembly.by_stage(lambda stage, _: states_of(assembly, stage, buckets[stage]))
 
 
 def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> States:

@@ -1,6 +1,7 @@
 """Gradient reduction and parameter gathering over the data-parallel group: bytes, and the seconds that they add to a step."""
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, maximum
@@ -197,29 +198,28 @@ def exposed_reduction(calls: Calls, walk: Walk) -> float:
 
 def reduction_ends(chunks: list[list[Reduction]], stage: int, walk: Walk) -> list[tuple[float, Reduction]]:
     """When each reduction of a stage ends, counted from the pipeline's start, as its network runs them in order."""
-    timed: list[tuple[float, Reduction]] = []
+    timed: list[tuple[float, float, Reduction]] = []
     for mine, start_s, end_s in zip(
         chunks, walk.last_backward_start[stage], walk.last_backward_end[stage], strict=True
     ):
         timed += ready_times(mine, start_s, end_s)
-    if len(timed) > 1:
-        timed.sort(key=lambda pair: (pair[0], pair[1].cost.time_s))
+    timed.sort(key=itemgetter(0, 1))
     free_s, ends = 0.0, []
-    for ready_s, call in timed:
-        free_s = (ready_s if ready_s > free_s else free_s) + call.cost.time_s  # noqa: FURB136  (max() takes twice as long)
+    for ready_s, seconds, call in timed:
+        free_s = (ready_s if ready_s > free_s else free_s) + seconds  # noqa: FURB136  (max() takes twice as long)
         ends.append((free_s, call))
     return ends
 
 
-def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, Reduction]]:
-    """When each bucket of one chunk is complete: spread over the chunk's last backward by size."""
+def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float, Reduction]]:
+    """When each bucket of one chunk is complete, and how long its reduction takes: spread over the last backward by size."""
     if len(calls) == 1:
-        return [(end_s, calls[0])]
+        return [(end_s, calls[0].cost.time_s, calls[0])]
     total = sum([call.bytes for call in calls])
     timed, done = [], 0.0
     for call in calls:
         done += call.bytes
-        timed.append((start_s + (end_s - start_s) * done / total, call))
+        timed.append((start_s + (end_s - start_s) * done / total, call.cost.time_s, call))
     return timed
 
 
