@@ -256,8 +256,7 @@ def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> Pa
     job, chunks = assembly.job, assembly.stages[stage]
     runs = [run for chunk in chunks for run in chunk.runs]
     runs += [(assembly.head, 1) for chunk in chunks if chunk.head]
-    of = {part: [p.elements for p in part.params if p.split_dim is None] for part in dict(runs)}
-    whole = [(elements, count) for part, count in runs for elements in of[part]]
+    whole = [(elements, count) for part, count in runs for elements in part.unsplit]
     if job.model.lora is not None:  # norms are frozen, and every rank makes all of an adapter's gradient
         return PartialGradients(0.0, 0.0)
     elements = 1.0 * sum([count * n for n, count in whole])
