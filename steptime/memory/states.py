@@ -256,11 +256,10 @@ def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> Pa
     job, chunks = assembly.job, assembly.stages[stage]
     runs = [run for chunk in chunks for run in chunk.runs]
     runs += [(assembly.head, 1) for chunk in chunks if chunk.head]
-    whole = [(elements, count) for part, count in runs for elements in part.unsplit]
     if job.model.lora is not None:  # norms are frozen, and every rank makes all of an adapter's gradient
         return PartialGradients(0.0, 0.0)
-    elements = 1.0 * sum([count * n for n, count in whole])
+    elements = 1.0 * sum([count * sum(part.unsplit) for part, count in runs])
     if not one_by_one:
         return PartialGradients(1.0, elements * job.software.state_bytes.gradients)
-    tensors = sum([count for _, count in whole])
+    tensors = sum([count * len(part.unsplit) for part, count in runs])
     return PartialGradients(1.0 * tensors * job.microbatches, elements * job.software.itemsize / tensors)
