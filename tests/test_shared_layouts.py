@@ -6,13 +6,15 @@ import pytest
 from jobs import job
 
 from steptime.answer.result import estimate
-from steptime.job.assembly import LAYOUTS, Assembly
+from steptime.job.assembly import LAYOUTS, SHARED, Assembly
 from steptime.job.parts import PARTS
+from steptime.memory.stages import chunk_bytes
+from steptime.memory.states import stage_states
 from steptime.timing.step_time import PART_TIMES
 
 
 def forget():
-    for known in (PARTS, LAYOUTS, PART_TIMES):
+    for known in (PARTS, LAYOUTS, SHARED, PART_TIMES):
         known.clear()
 
 
@@ -21,6 +23,10 @@ def forget():
     [
         {"parallelism.dp": 4},
         {"data.gbs": 32},
+        {"data.gbs": 2},
+        {"hardware": "dgx-b200"},
+        {"performance.software": "deepspeed"},
+        {"performance.cpu_offload": {"optimizer": 0.5}},
         {"performance.recompute": {"granularity": "full", "method": "block", "n_layers": [4, 8]}},
         {"parallelism.layers_per_stage": [15, 17]},
         {"parallelism.zero_level": 0},
@@ -38,6 +44,21 @@ def test_a_job_has_the_figures_that_it_has_alone(change):
     assert estimate(other).to_dict() == alone
     same = Assembly(job(pp=2, dp=8, gbs=16))
     assert same.layout is first.assembly.layout
+
+
+@pytest.mark.parametrize("software", ["deepspeed", "torch"])
+def test_a_single_microbatch_shares_nothing_with_several(software):
+    """Its gradients of weights become the gradients, where those of several are added up."""
+    single, several = (Assembly(job(pp=2, dp=2, gbs=gbs, software=software)) for gbs in (2, 16))
+    assert single.once(chunk_bytes) == chunk_bytes(single) != several.once(chunk_bytes) == chunk_bytes(several)
+
+
+def test_a_larger_batch_finds_what_a_smaller_one_has():
+    """States and bytes of chunks are those of the first job, not computed again."""
+    forget()
+    first, larger = Assembly(job(pp=2, dp=2, gbs=16)), Assembly(job(pp=2, dp=2, gbs=64))
+    assert stage_states(first) is stage_states(larger)
+    assert stage_states(first) is not stage_states(Assembly(job(pp=2, dp=4, gbs=64)))
 
 
 def test_a_second_thread_does_not_add_to_what_the_first_holds(monkeypatch):

@@ -1,6 +1,9 @@
 """Factories of default values. pydantic reads the signature of each, which takes milliseconds for `dict` or `list` itself."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def no_entries() -> dict[str, Any]:
@@ -11,3 +14,8 @@ def no_entries() -> dict[str, Any]:
 def no_items() -> list[Any]:
     """A new list."""
     return []
+
+
+def always(value: T) -> Callable[[], T]:
+    """The same value each time, for one that is never changed: sections that nobody set are then one object."""
+    return lambda: value

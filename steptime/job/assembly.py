@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num
 from steptime.base.recent import Recent, T
@@ -52,6 +52,8 @@ class ChunkLayout(NamedTuple):
 
 LAYOUTS: Recent[ChunkLayout] = Recent(16)
 """The last layouts."""
+SHARED: Recent[dict[Any, Any]] = Recent(16)
+"""What `Assembly.once` has found for the last layouts, by function."""
 
 
 class Assembly:
@@ -120,6 +122,23 @@ class Assembly:
     def first_alike(self) -> list[int]:
         """For each stage the first one with the same parts, as many of them recomputed."""
         return self.layout.first_alike
+
+    @cached_property
+    def _shared(self) -> dict[Any, Any]:
+        job = self.job
+        return SHARED.of((self.layout, job.parallelism, job.performance, job.single_microbatch), dict)
+
+    def once(self, of: Callable[[Assembly], T]) -> T:
+        """What follows from the chunks, parallelism and software, found once for all jobs that differ in their batch at most.
+
+        Of the number of micro-batches it may depend on whether there is a single one.
+        """
+        if self.alone:
+            return of(self)
+        if of not in self._shared:
+            self._shared[of] = of(self)
+        found: T = self._shared[of]
+        return found
 
     def by_stage(self, of: Callable[[int, list[Chunk]], T]) -> list[T]:
         """What follows from a stage's chunks, computed for the first of equal stages, which share it."""

@@ -9,6 +9,8 @@ from steptime.job.limits import Rule
 from steptime.job.mesh import Fsdp, Parallelism
 from steptime.software.performance import Software
 
+_DEFAULTS = Fsdp.model_construct()  # which need no schema
+
 FSDP_RULES = [
     Rule(
         "fsdp against zero_level",
@@ -143,7 +145,7 @@ FSDP_RULES = [
 def fsdp_facts(layout: Parallelism, software: Software, node_devices: int) -> dict[str, Any]:
     """What the rules read of a plan's FSDP options, and of ZeRO++'s, whose groups are those of nodes of so many devices."""
     fsdp = layout.fsdp
-    said = fsdp or Fsdp.model_construct()  # defaults, which need no schema
+    said = fsdp or _DEFAULTS
     ranks = said.reshard_after_forward
     return {
         "fsdp": None if fsdp is None else said.zero_level,

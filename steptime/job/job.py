@@ -122,7 +122,7 @@ class Job(Config):
         parallelism = self.parallelism.model_dump(exclude_none=True, exclude=set() if self.model.moe else {"ep", "etp"})
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         resolved |= {"cp_comm_type": self.cp_comm_type} if self.parallelism.cp > 1 else {}
-        parallelism |= resolved | pipeline_rules.group_taken(facts(self))
+        parallelism |= resolved | pipeline_rules.group_taken(self.facts)
         settings = self.software.settings()
         performance = {key: settings[key] for key in Options.model_fields}
         away = self.performance.cpu_offload

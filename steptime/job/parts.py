@@ -51,6 +51,11 @@ class Part:
         return params_of(self.ops)
 
     @cached_property
+    def unsplit(self) -> list[Num]:
+        """Elements of each parameter that tp does not split, in the same order."""
+        return [p.elements for p in self.params if p.split_dim is None]
+
+    @cached_property
     def registered_params(self) -> LocalParams:
         """The trained ones on one device, as Megatron's modules register them: the output projection before qkv.
 

@@ -54,7 +54,7 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     p = job.parallelism
     if one_backward(job):
         return [first_backward(assembly, assembly.chunks[0])]
-    walked, weights, forward, backward, halves = chunk_bytes(assembly)
+    walked, weights, forward, backward, halves = assembly.once(chunk_bytes)
     shape = (job.schedule, p.pp, p.vpp, job.schedule_microbatches)
     worst = peaks(*shape, weights, forward, backward, p.microbatch_group_sz, halves=halves)
     result = []

@@ -64,6 +64,11 @@ def shard_ranks(job: Job, group: str = "dense") -> Num:
 
 def stage_states(assembly: Assembly) -> list[States]:
     """States of every stage's device."""
+    return assembly.once(made_states)
+
+
+def made_states(assembly: Assembly) -> list[States]:
+    """The same, for one assembly."""
     buckets = assembly.by_chunk(lambda chunk: chunk_buckets(assembly, chunk))
     return assembly.by_stage(lambda stage, _: states_of(assembly, stage, buckets[stage]))
 
@@ -251,12 +256,10 @@ def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> Pa
     job, chunks = assembly.job, assembly.stages[stage]
     runs = [run for chunk in chunks for run in chunk.runs]
     runs += [(assembly.head, 1) for chunk in chunks if chunk.head]
-    of = {part: [p.elements for p in part.params if p.split_dim is None] for part in dict(runs)}
-    whole = [(elements, count) for part, count in runs for elements in of[part]]
     if job.model.lora is not None:  # norms are frozen, and every rank makes all of an adapter's gradient
         return PartialGradients(0.0, 0.0)
-    elements = 1.0 * sum([count * n for n, count in whole])
+    elements = 1.0 * sum([count * sum(part.unsplit) for part, count in runs])
     if not one_by_one:
         return PartialGradients(1.0, elements * job.software.state_bytes.gradients)
-    tensors = sum([count for _, count in whole])
+    tensors = sum([count * len(part.unsplit) for part, count in runs])
     return PartialGradients(1.0 * tensors * job.microbatches, elements * job.software.itemsize / tensors)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, ConfigError, Section
+from steptime.base.defaults import always
 from steptime.base.num import Num, maximum, minimum
 from steptime.model.lora import Lora
 
@@ -272,7 +273,7 @@ class Model(Config):
         default_factory=lambda data: Mamba() if "M" in (data.get("hybrid_pattern") or "") else None
     )
     moe: Section[Moe] | None = None
-    attention: Section[AttentionKind] = Field(default_factory=AttentionKind.model_construct)
+    attention: Section[AttentionKind] = Field(default_factory=always(AttentionKind.model_construct()))
     linear_attention: Section[LinearAttention] | None = None
     """Linear attention in some layers, `attention` in the others."""
     lora: Section[Lora] | None = None

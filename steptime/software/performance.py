@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, Section
+from steptime.base.defaults import always
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.cpu_offload import CpuOffload
@@ -120,9 +121,9 @@ class Performance(Options):
     bf16_layers_at_start: int | None = Field(default=None, ge=0)
     bf16_layers_at_end: int | None = Field(default=None, ge=0)
     activation_offload: Share | None = None
-    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload.model_construct)
+    cpu_offload: Section[CpuOffload] = Field(default_factory=always(CpuOffload.model_construct()))
     overlap: Section[Overlap] | None = None
-    moe: Section[MoeSettings] = Field(default_factory=MoeSettings.model_construct)
+    moe: Section[MoeSettings] = Field(default_factory=always(MoeSettings.model_construct()))
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
@@ -153,7 +154,7 @@ class Software(Config):
     """Setting -> framework file and line, document, or `assumed`."""
     any_layout: bool = False  # whether fp8 products of the device take operands in any layout; set by `on`
     compute_capability: float = 0.0  # NVIDIA's, of the device; set by `on`, 0 where it has none
-    moe: MoeSettings = Field(default_factory=MoeSettings.model_construct)
+    moe: MoeSettings = Field(default_factory=always(MoeSettings.model_construct()))
     """How a mixture of experts runs: from the job, else as published recipes do."""
     saved_fp8_weights: bool = False  # see `quantize.saved_weight`; from the job
     quantized_head: bool = False  # see `embedding_and_head.output_ops`; from the job

@@ -1,9 +1,11 @@
 """Gradient reduction and parameter gathering over the data-parallel group: bytes, and the seconds that they add to a step."""
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num, made, maximum
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.overlap import contention, hidden_s
 from steptime.hardware.machine import Tier
@@ -132,35 +134,31 @@ def exposed(comm_s: Num, late_s: Num, share: Share | None, slowed: Num) -> Num:
 def priced(
     name: str, kind: Kind, states: list[States], itemsizes: list[float], nets: Mapping[str, Network], times: int
 ) -> Calls:
-    """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once.
+    """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets of a chunk are priced once.
 
     `itemsizes`: bytes per element, by stage; `nets`: who reduces a parameter group.
     """
     costs: dict[str, Callable[[Num], CommCost]] = {}
-    known: dict[tuple[Bucket, float], Reduction] = {}
     rows: dict[tuple[int, float], list[Reduction]] = {}  # equal chunks share their buckets
-    made: dict[int, list[list[Reduction]]] = {}  # equal stages share their states
+    found: dict[int, list[list[Reduction]]] = {}  # equal stages share their states
 
     def call(bucket: Bucket, itemsize: float) -> Reduction:
-        key = bucket, itemsize
-        if key not in known:
-            of, bytes_ = bucket.group, bucket.elements * itemsize
-            if of not in costs:
-                costs[of] = nets[of].costs(kind)
-            called = name if of == "dense" else f"{of} {name}"
-            known[key] = Reduction(called, kind, bytes_, costs[of](bytes_), times, nets[of].shards)
-        return known[key]
+        elements, of = bucket
+        if of not in costs:
+            costs[of] = nets[of].costs(kind)
+        called, bytes_ = name if of == "dense" else f"{of} {name}", elements * itemsize
+        return made(Reduction, (called, kind, bytes_, costs[of](bytes_), times, nets[of].shards))
 
     for state, itemsize in zip(states, itemsizes, strict=True):
-        if id(state) in made:
+        if id(state) in found:
             continue
         keys = [(id(buckets), itemsize) for buckets in state.buckets]
         for key, buckets in zip(keys, state.buckets, strict=True):
             if key not in rows:
                 of = {bucket: call(bucket, itemsize) for bucket in set(buckets)}
                 rows[key] = [of[bucket] for bucket in buckets]
-        made[id(state)] = [rows[key] for key in keys]
-    return [made[id(state)] for state in states]
+        found[id(state)] = [rows[key] for key in keys]
+    return [found[id(state)] for state in states]
 
 
 def repeated(calls: Calls, chunks: list[list[ChunkTime]], times: int) -> float:
@@ -197,30 +195,26 @@ def exposed_reduction(calls: Calls, walk: Walk) -> float:
 
 def reduction_ends(chunks: list[list[Reduction]], stage: int, walk: Walk) -> list[tuple[float, Reduction]]:
     """When each reduction of a stage ends, counted from the pipeline's start, as its network runs them in order."""
-    timed: list[tuple[float, Reduction]] = []
+    timed: list[tuple[float, float, Reduction]] = []
     for mine, start_s, end_s in zip(
         chunks, walk.last_backward_start[stage], walk.last_backward_end[stage], strict=True
     ):
         timed += ready_times(mine, start_s, end_s)
-    if len(timed) > 1:
-        timed.sort(key=lambda pair: (pair[0], pair[1].cost.time_s))
+    timed.sort(key=itemgetter(0, 1))
     free_s, ends = 0.0, []
-    for ready_s, call in timed:
-        free_s = (ready_s if ready_s > free_s else free_s) + call.cost.time_s  # noqa: FURB136  (max() takes twice as long)
+    for ready_s, seconds, call in timed:
+        free_s = (ready_s if ready_s > free_s else free_s) + seconds  # noqa: FURB136  (max() takes twice as long)
         ends.append((free_s, call))
     return ends
 
 
-def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, Reduction]]:
-    """When each bucket of one chunk is complete: spread over the chunk's last backward by size."""
+def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float, Reduction]]:
+    """When each bucket of one chunk is complete, and how long its reduction takes: spread over the last backward by size."""
     if len(calls) == 1:
-        return [(end_s, calls[0])]
-    total = sum([call.bytes for call in calls])
-    timed, done = [], 0.0
-    for call in calls:
-        done += call.bytes
-        timed.append((start_s + (end_s - start_s) * done / total, call))
-    return timed
+        return [(end_s, calls[0].cost.time_s, calls[0])]
+    sizes, span_s = [call.bytes for call in calls], end_s - start_s
+    total, done = sum(sizes), accumulate(sizes)
+    return [(start_s + span_s * n / total, call.cost.time_s, call) for n, call in zip(done, calls, strict=True)]
 
 
 def exposed_gather(calls: Calls, walk: Walk, times: list[list[ChunkTime]]) -> float:

@@ -131,18 +131,23 @@ def updated(job: Job, held: CountedParams) -> Updated:
     return Updated(total, moments / maximum(total, 1.0), sum(local.values()), tensors / cut)
 
 
-def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
-    """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
-    job, bytes_per_s = assembly.job, context.rates.bytes_per_s
+def most_updated(assembly: Assembly) -> tuple[Updated, Num]:
+    """What the stage with the most parameters updates, and the most quantized weights of any stage."""
     distinct = sorted(set(assembly.first_alike))
-    params = [assembly.held[stage] for stage in distinct]
-    most, *others = [updated(job, held) for held in params]
+    most, *others = [updated(assembly.job, assembly.held[stage]) for stage in distinct]
     for share in others:
         more = share.owned > most.owned
         moments, tensors = where(more, share.moments, most.moments), where(more, share.tensors, most.tensors)
         most = Updated(maximum(most.owned, share.owned), moments, maximum(most.held, share.held), tensors)
+    return most, reduce(maximum, [quantized_elements(assembly, assembly.stages[i]) for i in distinct])
+
+
+def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
+    """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
+    job, bytes_per_s = assembly.job, context.rates.bytes_per_s
+    most, quantized = assembly.once(most_updated)
     kept = most.owned if job.zero_level >= 2 else most.held
-    quantized = reduce(maximum, [quantized_elements(assembly, assembly.stages[i]) for i in distinct])
+    params = [assembly.held[stage] for stage in set(assembly.first_alike)]
     update = update_s(job, most.owned, kept, most.moments, bytes_per_s)
     orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
     beside_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s

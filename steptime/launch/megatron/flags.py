@@ -168,19 +168,30 @@ def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
     >>> fitting_release(["DDP_impl", "num_layers"]), fitting_release(["num_layers", "muon_momentum"])
     ('2.0 to 23.06', 'core 0.16 to core 0.19')
     """
-    names: set[str] = set()
-    apart: dict[str, int] = {}
-    parsed = {name for change in releases().values() for name in change.get("adds") or []}
-    derived = {key for key, rule in load_table("megatron").rules.items() if rule.note.startswith("derived")}
-    said = set(arguments) - (derived - parsed) - {"world_size", "rank"}
-    for release, change in releases().items():
-        names = (names | set(change.get("adds") or [])) - set(change.get("drops") or [])
-        apart[release] = len(said - names) + (len(names - said) if dump else 0)
+    said = set(arguments) - _derived() - {"world_size", "rank"}
+    apart = {release: len(said - names) + (len(names - said) if dump else 0) for release, names in _parsed().items()}
     if dump:
         nearest = min(apart, key=lambda release: apart[release])
         return nearest if apart[nearest] <= len(said) // 5 else ""
     fits = [release for release, count in apart.items() if not count]
     return "" if not fits else fits[0] if len(fits) == 1 else f"{fits[0]} to {fits[-1]}"
+
+
+@cache
+def _parsed() -> dict[str, frozenset[str]]:
+    """The arguments that each release's parser has."""
+    names: frozenset[str] = frozenset()
+    found: dict[str, frozenset[str]] = {}
+    for release, change in releases().items():
+        found[release] = names = names.union(change.get("adds") or []).difference(change.get("drops") or [])
+    return found
+
+
+@cache
+def _derived() -> frozenset[str]:
+    """Arguments that no parser has and that Megatron-LM derives from others."""
+    derived = {key for key, rule in load_table("megatron").rules.items() if rule.note.startswith("derived")}
+    return frozenset(derived.difference(*_parsed().values()))
 
 
 def is_of_core(arguments: Collection[str]) -> bool:

@@ -12,6 +12,10 @@ _OPERATORS = (
     *("<<<", "<<-", "&>>", ";;", "&&", "||", "|&", "<<", ">>", ">&", "<&", "&>", ">|"),
     *(";", "&", "|", "(", ")", "<", ">"),
 )
+_OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
+_BLANK = re.compile(r"[ \t\r]+|\\\r?\n")
+_PLAIN = re.compile(r"""[^\\'"`$#(){};&|<>\s]+""")
+"""Characters that mean nothing by themselves, outside of quotes and inside."""
 REDIRECTIONS = frozenset({"<<<", "<<-", "&>>", "<<", ">>", ">&", "<&", "&>", ">|", "<", ">"})
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 _CLOSING = {'"': '"', "${": "}", "$(": ")", "`": "`", "(": ")"}
@@ -56,7 +60,7 @@ class Lexer:
                     body, i = self._here(i, found[at + 1].text if at + 1 < len(found) else "", found[at].text == "<<-")
                     found[at] = found[at]._replace(body=body)
                 waiting = []
-            elif blank := re.compile(r"[ \t\r]+|\\\r?\n").match(text, i):
+            elif blank := _BLANK.match(text, i):
                 i = blank.end()
             elif text[i] == "#":
                 i = end if (end := text.find("\n", i)) >= 0 else len(text)
@@ -74,9 +78,8 @@ class Lexer:
         return found
 
     def _operator(self, i: int) -> str:
-        if self.array:
-            return ""
-        return next((operator for operator in _OPERATORS if self.text.startswith(operator, i)), "")
+        found = None if self.array else _OPERATOR.match(self.text, i)
+        return found[0] if found else ""
 
     def _arithmetic(self, i: int) -> int:
         """The end of (( ... )); 0 where there is none."""
@@ -104,7 +107,9 @@ class Lexer:
         text, i = self.text, start
         while i < len(text):
             char = text[i]
-            if char == "\\":
+            if plain := _PLAIN.match(text, i):
+                i = plain.end()
+            elif char == "\\":
                 i += 2
             elif char in "'\"" or text.startswith(("${", "$("), i) or char == "`":
                 i = self.skip(i)
@@ -134,7 +139,9 @@ class Lexer:
         text, closing, i = self.text, _CLOSING[opening], start + len(opening)
         while i < len(text):
             char = text[i]
-            if char == "\\":
+            if plain := _PLAIN.match(text, i):
+                i = plain.end()
+            elif char == "\\":
                 i += 2
             elif char == closing:
                 return i + 1
