@@ -39,6 +39,8 @@ def put_backend(found: Figures, config: dict[str, Any]) -> None:
         latent, experts = kind_of_model(config["model"])
         if rotation := rotation_of(latent=latent, experts=experts):
             performance.setdefault("rope_impl", rotation)
+        if found.get("@backend_rope") == "quack":
+            put_quack(found, performance, honored=rotation == "eager")
         if found.on("@backend_compile"):
             put_compiled(found, performance, honored=latent or experts)
     if (listed := found.get("@backend_graphs")) is not None:
@@ -62,6 +64,16 @@ def rotation_of(*, latent: bool, experts: bool) -> str:
     ('complex', '', 'eager')
     """
     return "complex" if latent else "" if experts else "eager"
+
+
+def put_quack(found: Figures, performance: dict[str, Any], *, honored: bool) -> None:
+    """QuACK's rotary kernel, one for queries and one for keys, of models of Llama's family (llama/rope_utils.py)."""
+    keys, by = found.keys, found.figures["@backend_rope"]
+    if honored:
+        performance["rope_impl"] = "fused"
+        keys.becomes(by, "performance.rope_impl")
+    else:
+        keys.without_effect(by, "QuACK rotates in models of Llama's family only")
 
 
 def put_compiled(found: Figures, performance: dict[str, Any], *, honored: bool) -> None:

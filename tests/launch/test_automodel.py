@@ -215,9 +215,24 @@ def test_cuda_graphs_of_modules(tmp_path):
     assert said == ("approximated", "CUDA graphs of te_dpa: launched kernel by kernel")
 
 
-def test_quacks_kernels_are_noted_and_norms_are_one_kernel(tmp_path):
-    reading = backend(tmp_path, BENCHMARK, linear="quack", rope="quack", rms_norm="torch_fp32")
+def test_quacks_products_are_noted_and_norms_are_one_kernel(tmp_path):
+    reading = backend(tmp_path, BENCHMARK, linear="quack", rms_norm="torch_fp32")
     assert reading.config["performance"]["norm_impl"] == "fused"
-    assert {flag(reading, f"model.backend.{name}")[0] for name in ("linear", "rope")} == {"approximated"}
+    assert flag(reading, "model.backend.linear") == ("approximated", "QuACK's products: cuBLAS's are counted")
     with pytest.raises(ConfigError, match=r"model\.backend\.rms_norm: expected one of torch, torch_fp32, te, quack"):
         to_job(backend(tmp_path, BENCHMARK, rms_norm="apex"), SETS)
+
+
+@pytest.mark.parametrize(("text", "rotation", "status"), [(SFT, "fused", "used"), (BENCHMARK, None, "irrelevant")])
+def test_quack_rotates_in_llamas_family(tmp_path, text, rotation, status):
+    """BackendConfig: QuACK is integrated for Llama-family rotary embeddings."""
+    reading = backend(tmp_path, text, rope="quack")
+    assert reading.config["performance"].get("rope_impl") == rotation
+    assert flag(reading, "model.backend.rope")[0] == status
+
+
+def test_an_adapter_of_names_is_not_one_of_weights(tmp_path):
+    """enable_hf_state_dict_adapter, which most examples say, translates the names in checkpoints: no LoRA."""
+    reading = backend(tmp_path, BENCHMARK, enable_hf_state_dict_adapter=True)
+    assert flag(reading, "model.backend.enable_hf_state_dict_adapter")[0] == "irrelevant"
+    assert to_job(reading, SETS).model.lora is None
