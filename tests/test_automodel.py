@@ -12,6 +12,7 @@ from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.software.performance import load_software
+from steptime.validation.measurements import shipped
 from steptime.validation.row_experts import ranks_of_balanced_gate
 from steptime.validation.row_plan import to_config
 
@@ -124,9 +125,29 @@ def test_permutation_of_hybrid_ep_by_hand():
     assert (deep["moe.local_permute"].forward_bytes, deep["moe.local_permute"].backward_bytes) == (16_384.0, 24_576.0)
 
 
-def test_rotation_is_fused_where_transformer_engine_is():
-    """BackendConfig.rope_fusion; q and k of 32 tokens, 4 heads of 16 each: 2 * 32 * 64 * 2 B, read and written once."""
-    assert ops(job(4))["attn.rope"].forward_bytes == 2 * 2 * 32 * 64 * 2
+def test_rotation_is_unfused_since_july_2026_by_hand():
+    """BackendConfig.__post_init__ forces rope_fusion off; q and k of 32 tokens, 4 heads of 16 each: 2 * 32 * 64 * 2 = 8,192 B.
+
+    apply_rotary_emb of gpt_oss reads and writes them 10 times in forward (`rotary.ROTATIONS`), TransformerEngine's kernel twice.
+    """
+    now, before = (ops(job(4, software=name))["attn.rope"] for name in ("automodel", "automodel@2026-06"))
+    assert (now.forward_bytes, before.forward_bytes) == (10 * 8_192, 2 * 8_192)
+
+
+@pytest.mark.parametrize("name", ["automodel-n001", "automodel-n006", "automodel-oom-n001", "automodel-oom-n003"])
+def test_rows_of_june_2026_are_fused(name):
+    """Commits of 2026-06-03 to 2026-06-08; those of 2025 are older than rope_fusion (tests/test_row_scripts.py)."""
+    assert to_config(next(row for row in shipped() if row.id == name)).config["performance"]["rope_impl"] == "fused"
+
+
+def test_a_release_differs_in_its_switches_alone():
+    """Gate and up are one product, and the activation applies the scores, in automodel@2026-06 as in automodel."""
+    now, before = (
+        ops(job(8, software=name, moe={"dispatcher": "flex"})) for name in ("automodel", "automodel@2026-06")
+    )
+    assert now.keys() == before.keys()
+    assert "experts.gate_up" in before
+    assert "moe.weigh" not in before
 
 
 @pytest.mark.parametrize(("streams", "share"), [(4, 1.0), (0, 0.36 * 2500 / 1366)])

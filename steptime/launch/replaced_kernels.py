@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.job.edit import read_model
+from steptime.launch.automodel_backend import put_backend
 from steptime.launch.figures import Figures
 from steptime.launch.job_keys import JobKeys
 
@@ -48,6 +49,12 @@ def put_kernels(found: Figures, config: dict[str, Any]) -> None:
         section["overlap"] = {"dp": False}
     keys.becomes(found.figures[by], ", ".join(f"performance.{name}" for name in section))
     config["performance"] |= section
+
+
+def put_model_kernels(found: Figures, config: dict[str, Any]) -> None:
+    """Put the kernels that depend on the model: Liger's loss, and those of NeMo AutoModel."""
+    put_liger_loss(found, config)
+    put_backend(found, config)
 
 
 def put_liger_loss(found: Figures, config: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
 @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash,
 @replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*,
-@sync_each_batch, @adapter and @adapter_*, @base_bits (frozen weights), @optimizer, @liger, @compile, @compile_backend, @dynamo.
+@sync_each_batch, @adapter and @adapter_*, @base_bits (frozen), @optimizer, @liger, @compile, @compile_*, @dynamo, @backend_*.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
 from steptime.launch.program_calls import quantizes, sets_up_adapters
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
-from steptime.launch.replaced_kernels import put_kernels, put_liger_loss
+from steptime.launch.replaced_kernels import put_kernels, put_model_kernels
 from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 from steptime.launch.zero_stage import put_bf16_optimizer, put_zero
@@ -136,7 +136,7 @@ class _Plan(Figures):
         if width := self.mlp_width(config["model"]):
             config["model"]["inter_sz"] = width
         self._model()
-        put_liger_loss(self, config)
+        put_model_kernels(self, config)
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))
         put_adapters(self, config)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from steptime.model.ops import VECTORIZED, ByElement, Move, Op, Tensor
 from steptime.model.rotary import ROTATIONS
+from steptime.software.profiles import without_release
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -55,7 +56,7 @@ def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> tuple[li
 
 def te_beside_torch(shard: Shard) -> bool:
     """Whether TransformerEngine rotates and attends, and torch's own kernels do the rest, as in NeMo AutoModel uncompiled."""
-    return shard.software.name == "automodel" and shard.software.kernels.compile == "none"
+    return without_release(shard.software.name) == "automodel" and shard.software.kernels.compile == "none"
 
 
 def join(model: Model, shard: Shard, inputs: tuple[str, str, str], made: tuple[Tensor, Tensor]) -> Move:

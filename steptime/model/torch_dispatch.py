@@ -14,6 +14,7 @@ from steptime.model.dispatch import dense_scores, gathered_maps, own_buffers
 from steptime.model.ops import ByElement, Comm, Move, Op, Tensor
 from steptime.model.routing import FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer
+from steptime.software.profiles import without_release
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -116,7 +117,11 @@ def weighted_activation(rows: Rows) -> bool:
     NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/experts.py, GroupedExpertsDeepEP and GroupedExpertsTE.
     """
     software = rows.shard.software
-    return exchanges(rows) and software.name == "automodel" and software.kernels.activation_impl == "fused"
+    return (
+        exchanges(rows)
+        and without_release(software.name) == "automodel"
+        and software.kernels.activation_impl == "fused"
+    )
 
 
 def arriving(rows: Rows) -> Num:

@@ -20,6 +20,7 @@ from steptime.model.routing import BOOL, FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer, enter_tp, leave_tp, residual
 from steptime.model.torch_clamped import clamped_swiglu, row_bias
 from steptime.model.torch_dispatch import combine, dispatch, weighted_activation
+from steptime.software.profiles import without_release
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -190,7 +191,7 @@ def projections(model: Model, rows: Rows) -> tuple[tuple[str, int], ...]:
     NeMo AutoModel has gate and up in one (NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/experts.py,
     gate_and_up_projs and gate_up_linear).
     """
-    if model.glu and rows.shard.software.name == "automodel":
+    if model.glu and without_release(rows.shard.software.name) == "automodel":
         return (("gate_up", 2),)
     return (("gate", 1), ("up", 1)) if model.glu else (("up", 1),)
 

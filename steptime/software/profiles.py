@@ -96,6 +96,11 @@ def extended(name: str) -> str:
     return str(_file(_FOLDER / f"{name}.yaml").get("extends", "")) if name in profile_names() else ""
 
 
+def without_release(name: str) -> str:
+    """A profile's name without the release that it may have: automodel@2026-06 is automodel."""
+    return name.partition("@")[0]
+
+
 def profile_releases(name: str) -> list[str]:
     """Releases that a profile distinguishes, oldest first."""
     return [str(key) for key in _file(_FOLDER / f"{name}.yaml").get("releases", {})]

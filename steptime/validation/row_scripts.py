@@ -39,6 +39,8 @@ SCRIPTS = (
         r"^automodel; nemo automodel \(pytorch.*; gpt-oss", {"rope_impl": "composite", "attention_kernel": "flex"}, {}
     ),
     Scripted(r"^automodel; nemo automodel \(pytorch", {"rope_impl": "composite"}, {}),
+    # those of June 2026, with rope_fusion, which is forced off since 2026-07-13 (pull request 3028)
+    Scripted("^automodel.*; nemo automodel", {"rope_impl": "fused"}, {}),
     Scripted("^xtuner;", {"norm_impl": "fused", "rope_impl": "fused"}, {}),
     Scripted(
         "^flagperf; megatron-lm core_v0.6.0; llama3",

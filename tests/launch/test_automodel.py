@@ -142,3 +142,97 @@ def test_adapters_in_the_weights_dtype(tmp_path):
 def test_what_is_left_open_or_not_modeled(tmp_path, change, line):
     with pytest.raises(ConfigError, match=line):
         to_job(reading_of(tmp_path, SFT, **change), SETS)
+
+
+def backend(tmp_path, text, **said):
+    """The reading of a file with these entries in `model.backend`."""
+    tree = yaml.safe_load(text)
+    tree["model"].setdefault("backend", {}).update(said)
+    return reading_of(tmp_path, yaml.safe_dump(tree))
+
+
+def flag(reading, name):
+    return next((item.status, item.note) for item in reading.flags if item.name == name)
+
+
+@pytest.mark.parametrize(
+    ("text", "rotation"),
+    [
+        (SFT, "eager"),
+        (BENCHMARK, None),
+        (BENCHMARK.replace("Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3"), "complex"),
+    ],
+)
+def test_the_rotary_embedding_is_the_models(tmp_path, text, rotation):
+    """rope_fusion is forced off: llama/rope_utils.py over transposed views, gpt_oss' (the profile's), deepseek_v3's complex."""
+    reading = backend(tmp_path, text, rope_fusion=True)
+    assert reading.config["performance"].get("rope_impl") == rotation
+    assert flag(reading, "model.backend.rope_fusion") == ("irrelevant", "forced off by NeMo AutoModel")
+    assert to_job(reading, SETS).software.kernels.rope_impl == (rotation or "composite")
+
+
+@pytest.mark.parametrize(
+    ("attention", "key", "value"),
+    [
+        ("te", "attention_kernel", "cudnn-9.19"),
+        ("sdpa", "attention_kernel", "sdpa-9.19"),
+        ("flex", "attention_kernel", "flex"),
+        ("eager", "attention_impl", "unfused"),
+    ],
+)
+def test_the_attention_of_the_backend(tmp_path, attention, key, value):
+    reading = backend(tmp_path, BENCHMARK, attn=attention)
+    assert reading.config["performance"][key] == value
+    assert flag(reading, "model.backend.attn") == ("used", f"performance.{key}")
+
+
+def test_attention_without_a_word_of_a_plan_is_noted(tmp_path):
+    assert flag(backend(tmp_path, BENCHMARK, attn="magi"), "model.backend.attn") == (
+        "approximated",
+        "flash attention is counted",
+    )
+
+
+@pytest.mark.parametrize(
+    ("attention", "compiled", "status"), [("sdpa", "blocks", "approximated"), ("te", None, "irrelevant")]
+)
+def test_attention_is_compiled_with_sdpa_only(tmp_path, attention, compiled, status):
+    """deepseek_v3/layers.py: compile_attn is ignored, with a warning, where attn is not sdpa. Inductor fuses the rotation."""
+    text = BENCHMARK.replace("Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3")
+    reading = backend(tmp_path, text, attn=attention, linear="torch", rms_norm="torch", compile_attn=True)
+    assert reading.config["performance"].get("compile") == compiled
+    assert flag(reading, "model.backend.compile_attn")[0] == status
+    assert to_job(reading, SETS).software.kernels.rope_impl == ("fused" if compiled else "complex")
+
+
+def test_cuda_graphs_of_modules(tmp_path):
+    """CudaGraphConfig.modules has Megatron-Core's names, and te_dpa, which no plan has."""
+    both = backend(tmp_path, BENCHMARK, cuda_graph={"modules": ["moe_router", "moe_preprocess"]})
+    assert both.config["performance"]["cuda_graphs"] == ["moe_router", "moe_preprocess"]
+    reading = backend(tmp_path, BENCHMARK, cuda_graph={"modules": ["te_dpa", "moe_router"]})
+    assert reading.config["performance"]["cuda_graphs"] == ["moe_router"]
+    said = flag(reading, "model.backend.cuda_graph.modules")
+    assert said == ("approximated", "CUDA graphs of te_dpa: launched kernel by kernel")
+
+
+def test_quacks_products_are_noted_and_norms_are_one_kernel(tmp_path):
+    reading = backend(tmp_path, BENCHMARK, linear="quack", rms_norm="torch_fp32")
+    assert reading.config["performance"]["norm_impl"] == "fused"
+    assert flag(reading, "model.backend.linear") == ("approximated", "QuACK's products: cuBLAS's are counted")
+    with pytest.raises(ConfigError, match=r"model\.backend\.rms_norm: expected one of torch, torch_fp32, te, quack"):
+        to_job(backend(tmp_path, BENCHMARK, rms_norm="apex"), SETS)
+
+
+@pytest.mark.parametrize(("text", "rotation", "status"), [(SFT, "fused", "used"), (BENCHMARK, None, "irrelevant")])
+def test_quack_rotates_in_llamas_family(tmp_path, text, rotation, status):
+    """BackendConfig: QuACK is integrated for Llama-family rotary embeddings."""
+    reading = backend(tmp_path, text, rope="quack")
+    assert reading.config["performance"].get("rope_impl") == rotation
+    assert flag(reading, "model.backend.rope")[0] == status
+
+
+def test_an_adapter_of_names_is_not_one_of_weights(tmp_path):
+    """enable_hf_state_dict_adapter, which most examples say, translates the names in checkpoints: no LoRA."""
+    reading = backend(tmp_path, BENCHMARK, enable_hf_state_dict_adapter=True)
+    assert flag(reading, "model.backend.enable_hf_state_dict_adapter")[0] == "irrelevant"
+    assert to_job(reading, SETS).model.lora is None

@@ -68,15 +68,19 @@ def test_time_of_the_traced_concatenation():
 
 
 def test_heads_of_automodel():
-    """AutoModel around TransformerEngine rotates by its kernel, 384 bytes read and written (q's rope part of two heads and the
-    keys' of one, 8 * 3 * 8 * 2), joins as eager torch, and copies the values, 8 * 2 * 16 * 2 = 512 bytes, which attention reads.
+    """AutoModel around TransformerEngine rotated by its kernel, 384 bytes read and written (q's rope part of two heads and the
+    keys' of one, 8 * 3 * 8 * 2), and since July 2026 by complex numbers in fp32, 10 times 384 (`rotary.ROTATIONS`). It joins as
+    eager torch, and copies the values, 8 * 2 * 16 * 2 = 512 bytes, which attention reads.
     """
     model = {"attention": MLA, "n_q_heads": 2}
-    made = {op.name: op for op in Assembly(job("automodel", dp=2, model=model)).kinds[0].ops}
+    made = {op.name: op for op in Assembly(job("automodel@2026-06", dp=2, model=model)).kinds[0].ops}
     assert (made["attn.rope"].forward_bytes, made["attn.rope"].backward_bytes) == (2 * 384, 2 * 384)
     assert made["attn.join"].forward_by_element.elements == 1.7 * 768
     assert (made["attn.value"].forward_bytes, made["attn.value"].forward_by_element) == (2 * 512, (256, 2 * 512))
     assert "attn.v" in made["attn.core"].inputs
+    unfused = Assembly(job("automodel", dp=2, model=model, performance={"rope_impl": "complex"}))
+    [turn] = [op for op in unfused.kinds[0].ops if op.name == "attn.rope"]
+    assert (turn.forward_bytes, turn.backward_bytes) == (10 * 384, 10 * 384)
     compiled = Assembly(job("automodel", dp=2, model=model, performance={"compile": "blocks"}))
     assert not {"attn.join", "attn.value"} & {op.name for op in compiled.kinds[0].ops}
 
