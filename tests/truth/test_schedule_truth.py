@@ -143,7 +143,7 @@ def test_torch_tables_order_times_and_in_flight(theirs, ours, pp, vpp, microbatc
     assert tuple(as_actions) == orders
     starts, end = torch_starts(table)
     ours_walk = walk(ours, pp, vpp, microbatches, [[1.0] * vpp] * pp, [[2.0] * vpp] * pp, [0.0] * pp)
-    assert [[span.start_s for span in stage] for stage in ours_walk.spans()] == starts
+    assert [[span.start_s for span in times.spans] for times in ours_walk.times()] == starts
     assert ours_walk.makespan_s == end
     assert in_flight(ours, pp, vpp, microbatches) == [live_peak(rank) / vpp for rank in table]
 
