@@ -50,7 +50,7 @@ def read_over_torchtitan(
     shown = own | {key: said[key] for key in (*_NAMED, "converters") if said.get(key)}
     if model is not None or "name" not in said:
         shown = {key: value for key, value in shown.items() if key not in _NAMED}
-    tree["model"] = shown | {"converters": [word for word in said.get("converters") or [] if word != "primus_turbo"]}
+    tree["model"] = shown | {"converters": _of_torchtitan(said.get("converters") or [])}
     return read_torchtitan(path, _toml(tree), env, ({} if model is None else {"model": model}) | dict(sets or {}))
 
 
@@ -79,6 +79,16 @@ def _model_file(
         f"{path}: modules.pre_trainer.model: not among the models of Primus (got {show(name)})"
         f"{near(bare, known)}; or add --set model=NAME"
     )
+
+
+def _of_torchtitan(converters: Any) -> Any:
+    """Converters without the one that stands for Primus-Turbo; what is no list of names is left to torchtitan's reader.
+
+    >>> _of_torchtitan(["primus_turbo", "quantize.linear.float8"]), _of_torchtitan("primus_turbo"), _of_torchtitan(5)
+    (['quantize.linear.float8'], [], 5)
+    """
+    words = [converters] if isinstance(converters, str) else converters
+    return [word for word in words if word != "primus_turbo"] if isinstance(words, list) else words
 
 
 def _classic(said: Mapping[str, Any], turbo: Mapping[str, Any], table: Mapping[str, Any]) -> Any:

@@ -105,6 +105,8 @@ def test_a_models_file_that_names_no_model(tmp_path, text):
         ("llama3.1_8B", "{converters: [primus_turbo]}", 32, "bf16"),
         ("llama3.1_8B", "{converters: [primus_turbo, quantize.linear.float8]}", 32, "fp8_tensorwise"),
         ("llama3.1_8B-fp8", "{converters: [primus_turbo]}", 32, "bf16"),
+        ("llama3.1_8B", "{converters: quantize.linear.float8}", 32, "fp8_tensorwise"),
+        ("llama3.1_8B-fp8", "{converters: primus_turbo}", 32, "bf16"),
     ],
 )
 def test_what_a_job_says_of_its_model_wins_over_the_models_file(model, section, layers, precision):
@@ -116,6 +118,11 @@ def test_what_a_job_says_of_its_model_wins_over_the_models_file(model, section, 
 def test_a_key_of_the_section_model_that_changes_cost_is_not_dropped():
     with pytest.raises(ConfigError, match=r"model\.n_layers"):
         job_of("llama3.1_8B", "model: {n_layers: 4}")
+
+
+def test_converters_that_are_no_list_of_names():
+    with pytest.raises(ConfigError, match=r"model\.converters 5: "):
+        job_of("llama3.1_8B", "model: {converters: 5}")
 
 
 def test_float8_of_nested_sections():
