@@ -12,8 +12,22 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from test_torch_compile import SIZES, B, Block, S, contexts, flat, inputs, model_of, saved_by_compile
+from test_torch_compile import (
+    ATEN,
+    SIZES,
+    B,
+    Block,
+    S,
+    contexts,
+    flat,
+    inputs,
+    model_of,
+    ours_within,
+    saved_by_compile,
+    with_expensive,
+)
 from torch import Tensor, nn
+from torch._functorch import partitioners
 from torch.utils.checkpoint import checkpoint
 from torch_blocks import Attention, Kernels, Rotate, flash, tables
 from torch_blocks import Block as EagerBlock
@@ -107,6 +121,19 @@ def test_compiled_block(kind):
     assert saved_by_compile(TitanBlock(model), *inputs(model)) == kept(
         block_ops(model, shard), block_input(model, shard)
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("budget", [0.95, 0.7])
+def test_compiled_block_within_a_memory_budget(kind, budget, monkeypatch):
+    """Where query and key run again, in Qwen3 at 0.7, they start from the product, of which the value is a view too."""
+    expensive = with_expensive(ATEN._scaled_dot_product_flash_attention_for_cpu)
+    monkeypatch.setattr(partitioners, "get_default_op_list", expensive)
+    model = MODELS[kind]
+    shard = titan(model, "blocks")
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        found = saved_by_compile(TitanBlock(model), *inputs(model))
+    assert found == ours_within(budget, block_ops(model, shard), block_input(model, shard))
 
 
 @pytest.mark.parametrize("kind", MODELS)
