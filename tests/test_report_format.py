@@ -96,3 +96,10 @@ def test_a_long_label_of_words_is_continued_on_the_next_line_before_its_figures(
     assert rows[1] == "  pipeline, then"
     assert rows[2].split() == ["interleaved", *["123,456"] * 7]
     assert not any("…" in row for row in rows)
+
+
+def test_a_word_longer_than_its_column_is_cut_on_every_line():
+    """The column of 22 characters holds 21 of the word and the mark of a cut."""
+    rows = layout(Table("", ["", *"abcdefg"], [["x" * 100 + " and more", *["123,456"] * 7]]), Style())
+    assert rows[1] == "  " + "x" * 21 + "…"
+    assert rows[2].split()[:2] == ["and", "more"]

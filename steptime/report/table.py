@@ -237,7 +237,7 @@ def _folded(row: list[str], widths: list[int], section: Table) -> tuple[list[str
     if section.tails or section.left < 1 or len(row[0]) <= widths[0] or " " not in row[0].strip():
         return [], row
     *begun, last = wrapped(row[0], widths[0], "  ")
-    return [f"  {line}" for line in begun], [last, *row[1:]]
+    return [f"  {_cut(line, widths[0], tail=False)}" for line in begun], [last, *row[1:]]
 
 
 def _line(row: list[str], widths: list[int], gap: int, section: Table) -> str:

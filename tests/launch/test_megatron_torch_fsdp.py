@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from megatron_readings import H100, problems, reading
 
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.launch.write.export import write
 
 FLAGS = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights"
 PRIMUS = """\
@@ -93,3 +96,21 @@ def test_an_optimizer_of_primus_is_left_out(tmp_path):
     path.write_text(PRIMUS.replace("loss_fusion: true", "loss_fusion: true, use_fsdp2_fp32_param_optimizer: true"))
     found = read("primus", str(path), {"devices": 16})
     assert [flag.name for flag in found.of("unmodeled")] == ["use_fsdp2_fp32_param_optimizer"]
+
+
+@pytest.mark.parametrize("more", ["", "--torch-fsdp2-no-reshard-after-forward", "--tensor-model-parallel-size 2"])
+@pytest.mark.parametrize("kind", ["megatron", "bridge", "nemo"])
+def test_a_plan_is_written_as_such_a_job(kind, more):
+    """Not as one of Megatron-FSDP or of the distributed optimizer, and read back to the same plan, also from YAML."""
+    job = to_job(reading(f"{FLAGS} {more}"), H100)
+    found = write(job, kind)
+    assert {key for key in found.left_out if key not in {"hardware", "parallelism.dp"}} == set()
+    assert re.search("use.torch.fsdp2", found.text)
+    assert "sharding" not in found.text
+    assert not re.search("use.distributed.optimizer(: true|\n| )", found.text)
+
+
+def test_a_plan_of_another_trainer_is_written_as_megatron_fsdp():
+    """Which takes what torch's does not, such as pipelines."""
+    job = to_job(reading(FLAGS), H100).replace(**{"performance.software": "fsdp2"})
+    assert "--use-megatron-fsdp" in write(job, "megatron").text

@@ -23,7 +23,6 @@ from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import NAMED, without_layers
 from steptime.launch.megatron.programs import does_not_train
-from steptime.launch.megatron.torch_fsdp import PROFILE, by_torch_fsdp
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
@@ -255,8 +254,7 @@ def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
         keys.problem(
             f"{keys.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
         )
-    own = PROFILE if by_torch_fsdp(keys) else "megatron-core"
-    profile = "megatron-deepspeed" if keys.on("deepspeed") else "megatron-2021" if legacy else own
+    profile = "megatron-deepspeed" if keys.on("deepspeed") else "megatron-2021" if legacy else "megatron-core"
     if profile == "megatron-2021" and _keeps_gradients_twice(keys):
         profile = "megatron-2021@2021-03"
     return plan_of(keys, profile, said or devices)

@@ -11,6 +11,8 @@ from typing import Any
 from steptime.launch.job_keys import JobKeys
 
 PROFILE = "megatron-core-fsdp2"
+_OF_CORE = {"megatron-core", "nemo", "megatron-bridge"}
+"""Profiles of what runs Megatron-Core's layers under it."""
 _REFUSED = {
     "use_distributed_optimizer": "the distributed optimizer",
     "gradient_accumulation_fusion": "gradient accumulation fusion; add --no-gradient-accumulation-fusion",
@@ -20,6 +22,11 @@ _REFUSED = {
 def by_torch_fsdp(keys: JobKeys) -> bool:
     """Whether fully_shard takes the place of Megatron's own data parallelism."""
     return keys.on("use_torch_fsdp2")
+
+
+def profile_of(keys: JobKeys, software: str) -> str:
+    """The profile of a job that has this one without it (Megatron-Bridge src/megatron/bridge/training/setup.py passes it on)."""
+    return PROFILE if by_torch_fsdp(keys) and software.partition("@")[0] in _OF_CORE else software
 
 
 def fsdp_section(keys: JobKeys, dtype: str) -> dict[str, Any]:

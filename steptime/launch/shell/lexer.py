@@ -113,7 +113,7 @@ class Lexer:
                 i += 2
             elif char in "'\"" or text.startswith(("${", "$("), i) or char == "`":
                 i = self.skip(i)
-            elif char == "(" and _ARRAY.search(text, start, i):
+            elif char == "(" and text[i - 1] == "=" and _ARRAY.search(text, start, i):
                 i = self._closed(i, "(")
             elif char in " \t\r\n" or (not self.array and char in ";&|()<>"):
                 break

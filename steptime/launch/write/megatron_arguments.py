@@ -7,10 +7,12 @@ from itertools import groupby
 from typing import Any
 
 from steptime.job.job import Job
+from steptime.job.mesh import Fsdp
 from steptime.launch.keys import KeyTable
 from steptime.launch.megatron.performance_section import MODULES
 from steptime.launch.write.megatron_kinds import kinds
 from steptime.launch.write.plain_keys import plain_keys, word_for
+from steptime.software.frameworks import framework_of
 from steptime.software.precision import RECIPES
 
 Keys = dict[str, Any]
@@ -35,6 +37,8 @@ def arguments(job: Job, table: KeyTable, *, objects: bool) -> Keys:
     found |= _model(job, config["model"], table, objects=objects)
     found |= _layout(job, config["parallelism"], table)
     found |= _performance(config, table, objects=objects)
+    if _by_torch(job):
+        found |= {"overlap_grad_reduce": False, "overlap_param_gather": False, "grad_reduce_in_bf16": None}
     if not objects:  # whose parser names Adam so, and requires the latter (training/arguments.py)
         found |= {"optimizer": "adam"} if found.get("optimizer") == "adamw" else {}
         found.setdefault("max_position_embeddings", job.data.seqlen)
@@ -84,13 +88,24 @@ def _layout(job: Job, layout: Mapping[str, Any], table: KeyTable) -> Keys:
     }
     if p.layers_per_stage is not None and p.pp > 1:
         found["pipeline_model_parallel_layout"] = layout_text(job.layers_per_chunk, job.model.mtp)
-    if level >= 2:
+    if _by_torch(job):
+        options = p.fsdp or Fsdp.model_construct()
+        resharded = options.reshard_after_forward is not False
+        found |= {"use_distributed_optimizer": False, "use_torch_fsdp2": True}
+        found["torch_fsdp2_reshard_after_forward"] = resharded
+    elif level >= 2:
         strategy = word_for(table, "data_parallel_sharding_strategy", level)
         found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}
     if p.bucket_size_mb is not None:
         elements = p.bucket_size_mb * 1e6 / (4 if job.software.states.main_grad_dtype == "fp32" else 2)
         found["ddp_bucket_size"] = int(elements) if elements.is_integer() else None
     return found
+
+
+def _by_torch(job: Job) -> bool:
+    """Whether torch's fully_shard takes the place of Megatron's own data parallelism, which overlaps nothing then."""
+    software = job.software
+    return software.family == "megatron-core" and framework_of(software.name, software.family).fully_shards
 
 
 def layout_text(counts: list[int], depths: int = 0) -> str:
