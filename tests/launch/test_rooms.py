@@ -22,6 +22,7 @@ ORDER = [
         "interpolate",
         "shell",
         "logs",
+        "automodel_backend",
         "replaced_kernels",
         "deepspeed",
         "megatron",
