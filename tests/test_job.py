@@ -381,23 +381,18 @@ def test_notes_are_lines_that_yaml_gives_back():
     assert Job(**yaml.safe_load(yaml.safe_dump(noted.to_config(), allow_unicode=True))) == noted
 
 
+POST = "backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre"
+COLUMNS = "shard_dim: 1 needs version 2, wrap block or model, no number in reshard_after_forward; use 0"
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"backward_prefetch": "post"}, "backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre"),
-        (
-            {"version": 1, "prefetch": 0, "backward_prefetch": "post"},
-            "backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre",
-        ),
+        ({"backward_prefetch": "post"}, POST),
+        ({"version": 1, "prefetch": 0, "backward_prefetch": "post"}, POST),
         ({"original_params": False}, "original_params: false needs version 1; set it, or use true"),
-        (
-            {"shard_dim": 1, "reshard_after_forward": 2},
-            "shard_dim: 1 needs version 2, wrap block or model, no number in reshard_after_forward; use 0",
-        ),
-        (
-            {"shard_dim": 1, "version": 1},
-            "shard_dim: 1 needs version 2, wrap block or model, no number in reshard_after_forward; use 0",
-        ),
+        ({"shard_dim": 1, "reshard_after_forward": 2}, COLUMNS),
+        ({"shard_dim": 1, "version": 1}, COLUMNS),
     ],
 )
 def test_options_of_fsdp_1(options, line):
