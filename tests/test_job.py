@@ -391,8 +391,7 @@ COLUMNS = "shard_dim: 1 needs version 2, wrap block or model, no number in resha
         ({"backward_prefetch": "post"}, POST),
         ({"version": 1, "prefetch": 0, "backward_prefetch": "post"}, POST),
         ({"original_params": False}, "original_params: false needs version 1; set it, or use true"),
-        ({"shard_dim": 1, "reshard_after_forward": 2}, COLUMNS),
-        ({"shard_dim": 1, "version": 1}, COLUMNS),
+        *(({"shard_dim": 1, **other}, COLUMNS) for other in ({"reshard_after_forward": 2}, {"version": 1})),
     ],
 )
 def test_options_of_fsdp_1(options, line):
