@@ -138,9 +138,9 @@ def test_pieces_that_keep_their_gradients():
 X = Tensor("x", 10, 1.0)
 LAYER = [
     Move("attn", ("x",), (Tensor("p", 20, 1.0),), ("x",)),
-    Comm("moe.dispatch", ("p",), (Tensor("d", 30, 1.0),)),
+    Comm("moe.dispatch", ("p",), (Tensor("d", 30, 1.0),), step="dispatch"),
     Move("moe.experts", ("d",), (Tensor("e", 40, 1.0),), ("d",)),
-    Comm("moe.combine", ("e",), (Tensor("y", 10, 1.0),)),
+    Comm("moe.combine", ("e",), (Tensor("y", 10, 1.0),), step="combine"),
 ]
 
 

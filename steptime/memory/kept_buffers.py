@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, maximum, where
 from steptime.job.assembly import Assembly
 from steptime.job.parts import Part
-from steptime.model.ops import Comm, Gemm, Move
+from steptime.model.ops import Gemm, Move
 
 
 def comm_buffer_bytes(assembly: Assembly) -> Num:
@@ -62,9 +62,9 @@ def piece_bytes(assembly: Assembly, part: Part) -> Num:
     for op in part.ops:
         if isinstance(op, Gemm) and op.role == "router":
             kept = kept + 5.0 * part.x.bytes
-        if isinstance(op, Comm) and op.name.endswith(("moe.dispatch", "moe.combine")):
+        if op.step in ("dispatch", "combine"):
             kept = kept + part.sizes[op.inputs[0]]
-            if op.name.endswith("moe.dispatch"):
+            if op.step == "dispatch":
                 kept = kept + part.sizes[op.outputs[0].name]
     return kept
 

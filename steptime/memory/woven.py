@@ -19,8 +19,9 @@ def woven_peak(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | fl
     forward, attention to router back (megatron/core/models/common/model_chunk_schedule_plan.py,
     TransformerLayerSchedulePlan.run).
     """
-    sent = [i for i, op in enumerate(ops) if op.name.startswith("moe.dispatch")]
-    returned = next((i for i, op in enumerate(ops) if op.name == "moe.combine"), 0)
+    exchanges = [(i, op.step) for i, op in enumerate(ops) if op.step and not op.depth]
+    sent = [i for i, step in exchanges if step != "combine"]
+    returned = next((i for i, step in exchanges if step == "combine"), 0)
     if not sent or not returned:
         return NO_BYTES
     kept, sizes, segments, away = kept_by_part(ops, x, modules, autograd)

@@ -101,10 +101,11 @@ def _to_all(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTensors
     if same(shard.ep != 1):
         n = rows.received
         out, out_probs = Tensor("moe.arrived", n * h, size), Tensor("moe.arrived.probs", n, p)
-        a, x_in = exchange("moe.dispatch", sent.x, out, "all_to_all", "all_to_all", "ep", out.bytes)
+        a, x_in = exchange("moe.dispatch", sent.x, out, "all_to_all", "all_to_all", "ep", out.bytes, step="dispatch")
         b, p_in = exchange(
-            "moe.dispatch.probs", sent.probs, out_probs, "all_to_all", "all_to_all", "ep", out_probs.bytes
-        )
+            "moe.dispatch.probs", sent.probs, out_probs, "all_to_all", "all_to_all", "ep", out_probs.bytes,
+            step="dispatch_probs",
+        )  # fmt: skip
         ops, sent = [*ops, a, b], DispatchedTensors(x_in, p_in)
     if same(shard.etp != 1):
         out, out_probs = Tensor("moe.gathered", rows.here * h, size), Tensor("moe.gathered.probs", rows.here, p)
@@ -138,7 +139,8 @@ def _from_all(rows: Rows, x: str) -> tuple[list[Op], str]:
         ops += made
     if same(shard.ep != 1):
         out = Tensor("moe.returned", rows.sent * h, size)
-        op, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep", rows.received * h * size)
+        sent = rows.received * h * size
+        op, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep", sent, step="combine")
         ops.append(op)
     op, x = unpermute(rows, "moe.unpermute", x, rows.sent, rows.tokens, kept_by_sum(rows, x))
     return [*ops, op], x
@@ -248,6 +250,7 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTens
         bytes=out.bytes,
         routing=rows.routing,
         role="moe",
+        step="dispatch",
         score_bytes=dense_scores(rows, count),
     )
     kept = maps(rows, count, rows.local_experts, rows.here)
@@ -282,5 +285,7 @@ def _returned(rows: Rows, x: str) -> tuple[list[Op], str]:
     op = replace(op, outputs=(op.outputs[0]._replace(outside=own_buffers(rows)),))
     out = Tensor("moe.returned", rows.tokens * rows.hidden, size)
     bytes_ = count * rows.hidden * size
-    back, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep_etp", bytes_, routing=rows.routing)
+    back, x = exchange(
+        "moe.combine", x, out, "all_to_all", "all_to_all", "ep_etp", bytes_, routing=rows.routing, step="combine"
+    )
     return [op, back], x

@@ -113,6 +113,8 @@ class Op(ByFields):
     stats: tuple[Tensor, ...] = ()
     params: tuple[Param, ...] = ()
     role: Role = field(default="", kw_only=True)
+    step: Literal["", "dispatch", "dispatch_probs", "combine"] = field(default="", kw_only=True)
+    """Of Megatron-Core's exchange of rows for experts: to the experts, their probabilities, back to the tokens."""
     depth: int = field(default=0, kw_only=True)
     """In multi-token prediction the depth whose projection and layer it belongs to; 0 elsewhere."""
 

@@ -11,6 +11,7 @@ Forward holds 1; router 1 + 2, then 2; dispatch 2 + 4, then 4; experts 4 + 8, 8,
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 from plain_backward import AUTOGRAD
@@ -27,6 +28,7 @@ CHAIN = (
     ("down", "c", "d"),
     ("moe.combine", "d", "y"),
 )
+STEPS: dict[str, Literal["dispatch", "combine"]] = {"moe.dispatch": "dispatch", "moe.combine": "combine"}
 BYTES = {"x": 1.0, "a": 2.0, "b": 4.0, "c": 8.0, "d": 16.0, "y": 32.0}
 
 
@@ -39,6 +41,7 @@ def chain_of(chain=CHAIN, forward: str = "", backward: str = "") -> list[Move]:
             (Tensor(made, BYTES[made], 1.0),),
             forward_temp_bytes=1_000.0 * (name == forward),
             backward_temp_bytes=1_000.0 * (name == backward),
+            step=STEPS.get(name, ""),
         )
         for name, read, made in chain
     ]
