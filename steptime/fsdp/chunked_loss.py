@@ -64,6 +64,7 @@ def chunks_backward(
     moments.allocated(weight.stored)
     waiting = kept + ends.last.unsharded + weight.reduce_input
     left = whole - saved - hidden
+    moments.send(ends.last.sent)
     moments.mark(left, waiting + hidden + ends.last.gathered, "backward of an all-gather", ends.last.gathered)
     moments.mark(left, waiting + 2.0 * hidden + arriving, "backward of head.norm", arriving)
     moments.allocated(norm.stored)
