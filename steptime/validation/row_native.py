@@ -74,7 +74,7 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section |= {} if "compile" in section else norm_of(row, notes)
         section |= {"compile": "blocks"} if "compile" in section and compiles_blocks_alone(row) else {}
         section |= {"activation_impl": "fused"} if "fusedgroupedexperts" in notes else {}
-        if before_expandable_segments(row) or "no expandable segments" in notes:
+        if before_expandable_segments(row):
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
