@@ -10,6 +10,7 @@ from steptime.base.num import Num, is_column, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Runs, take
 from steptime.job.job import Job
 from steptime.job.parts import Part
+from steptime.memory.chunked_loss import beside_head, in_chunks
 from steptime.memory.forward_walk import walk_forward
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak, in_allocator
 from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
@@ -202,7 +203,14 @@ class PartMemories:
             embedding = with_more(embedding, 0.0, 2.0 * self.waiting_gradient)
         if chunk.embedding:
             parts = [(1, embedding), *parts]
-        return [*parts, (1, self.head)] if chunk.head else parts
+        return [*parts, (1, self.chunked_head)] if chunk.head else parts
+
+    @property
+    def chunked_head(self) -> PartMemory:
+        """The head, with what a loss in chunks holds besides where each runs backward at once."""
+        if not in_chunks(self.assembly) or self.assembly.job.parallelism.pp > 1:
+            return self.head
+        return with_more(self.head, 0.0, beside_head(self.assembly))
 
     @property
     def waiting_gradient(self) -> Num:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +11,14 @@ import torch.nn.functional as F  # noqa: N812
 from live_bytes import LiveBytes
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import world
 
 from steptime.answer.result import estimate
 from steptime.job.job import Job
+from steptime.memory.stages import peak_moments
 from steptime.model.model import Model
 
 DP, SEQLEN, CHUNKS = 4, 256, 8
@@ -71,10 +73,12 @@ def chunked_loss(hidden: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
     targets = cut(labels)
     collected = torch.zeros_like(hidden, dtype=torch.float32)
     total = hidden.new_zeros((), dtype=torch.float32)
-    stay(head, keep=True)
+    sharded = isinstance(head, FSDPModule)
+    if sharded:
+        stay(head, keep=True)
     ends = [0, *(part.shape[1] * (i + 1) for i, part in enumerate(parts))]
     for (start, end), part, target in zip(pairwise(ends), parts, targets, strict=True):
-        if end == hidden.shape[1]:
+        if sharded and end == hidden.shape[1]:
             head.set_requires_gradient_sync(True, recurse=False)
         logits = head(part)  # the last chunk's logits are referenced until now
         loss = cross_entropy(logits, target)
@@ -82,8 +86,9 @@ def chunked_loss(hidden: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
         loss.backward()
         collected[:, start:end] = part.grad.to(torch.float32)
         part.grad = None
-    stay(head, keep=False)
-    head.reshard()
+    if sharded:
+        stay(head, keep=False)
+        head.reshard()
     return Handed.apply(hidden, collected.to(hidden.dtype), total)
 
 
@@ -126,21 +131,39 @@ def held(model: Model, recompute: str, batch: int, reduce: str) -> int:
     return live.peak.total - sum(t.untyped_storage().nbytes() for t in body.buffers())
 
 
-def stated(model: Model, recompute: str, batch: int, reduce: str) -> float:
-    """The estimate's peak of a first step, which has no moments yet."""
-    performance = {"software": "fsdp2", "loss_chunks": CHUNKS, "activation_checkpointing_type": recompute}
+def alone(model: Model, recompute: str, batch: int) -> int:
+    """The same on one device, in bf16."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        body = Body(model, Kernels(recompute=recompute), SEQLEN)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with LiveBytes([*body.parameters(), *body.buffers()]) as live:
+        step(body, batch)
+    return live.peak.total - sum(t.untyped_storage().nbytes() for t in body.buffers())
+
+
+def stated(model: Model, recompute: str, batch: int, reduce: str = "") -> float:
+    """The estimate's peak of a first step's forward and backward, which has no moments yet."""
+    performance = {"software": "fsdp2" if reduce else "torch", "loss_chunks": CHUNKS, "loss_impl": "composite"}
     performance |= {"norm_impl": "fused", "activation_impl": "composite", "recompute_stops_early": True}
-    performance |= {"param_dtype": "fp32", "main_grad_dtype": "fp32", "moment_dtype": "fp32"}
-    fsdp = {"ends": "apart", "reduce_dtype": reduce}
+    performance |= {"activation_checkpointing_type": recompute}
+    parallelism: dict[str, Any] = {"tp": 1, "pp": 1, "dp": DP if reduce else 1}
+    if reduce:
+        performance |= {"param_dtype": "fp32", "main_grad_dtype": "fp32", "moment_dtype": "fp32"}
+        parallelism["fsdp"] = {"ends": "apart", "reduce_dtype": reduce}
     job = Job(
         model=model,
-        parallelism={"tp": 1, "pp": 1, "dp": DP, "fsdp": fsdp},
+        parallelism=parallelism,
         performance=performance,
-        data={"gbs": DP * batch, "seqlen": SEQLEN, "microbatch_sz": batch},
+        data={"gbs": parallelism["dp"] * batch, "seqlen": SEQLEN, "microbatch_sz": batch},
         hardware="mi300x-node",
     )
-    stage = estimate(job).memory.stages[0]
-    return stage.first_peak_bytes - stage.buffers_bytes
+    found = estimate(job)
+    stage = found.memory.stages[0]
+    if reduce:
+        return stage.first_peak_bytes - stage.buffers_bytes
+    return 2.0 * stage.params_bytes + peak_moments(found.assembly)[0].added_bytes  # as many bytes of gradients
 
 
 @pytest.mark.parametrize("reduce", ["fp32", "bf16"])
@@ -149,3 +172,12 @@ def stated(model: Model, recompute: str, batch: int, reduce: str) -> float:
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_peak(model, recompute, batch, reduce):
     assert stated(model, recompute, batch, reduce) == held(model, recompute, batch, reduce)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_peak_on_one_device(model, tied, recompute, batch):
+    model = model.model_copy(update={"tie_embeddings": tied})
+    assert stated(model, recompute, batch) == alone(model, recompute, batch)
