@@ -21,8 +21,8 @@ from steptime.software.performance import ITEMSIZE
 
 
 def in_chunks(assembly: Assembly, ends: GatheredEnds) -> bool:
-    """Whether the loss runs in chunks, each with its backward, and the head is a group of its own."""
-    return chunked_loss.in_chunks(assembly) and ends.apart and not ends.traced
+    """Whether a training loop runs the loss in chunks; not where the head's weight is the embedding's."""
+    return chunked_loss.in_chunks(assembly) and not ends.traced and not assembly.job.model.tie_embeddings
 
 
 def chunks_backward(
@@ -35,9 +35,10 @@ def chunks_backward(
     kept: Num,
     arriving: Num,
 ) -> Num:
-    """Chunks of head and loss, then the final norm, while `below` is saved below them; returns the input of a last reduction.
+    """Chunks of a head that is a group of its own, and the final norm after them; returns the input of a last reduction.
 
-    `kept`: bytes of parameters that are there besides; `arriving`: the last layer's, gathered for its backward.
+    `below`: bytes saved below them; `kept`: of parameters that are there besides; `arriving`: of the last layer's, gathered for
+    its backward.
     """
     weight, norm = head_and_norm(assembly)
     size = assembly.job.software.itemsize
@@ -68,3 +69,15 @@ def head_and_norm(assembly: Assembly) -> tuple[Buffers, Buffers]:
     by_kind = [[p for p in assembly.head_params if p.vocab is kind] for kind in (True, False)]
     weight, norm = (buffers(assembly, one_group(assembly, params)) for params in by_kind)
     return weight, norm
+
+
+def rooted_chunks(
+    assembly: Assembly, moments: Moments, ends: GatheredEnds, head: PartMemory, below: Num, kept: Num, arriving: Num
+) -> None:
+    """Chunks of a head in the root's group, which stays gathered: no hook of it runs, and gradients add up as they are made."""
+    weight, hidden = head_and_norm(assembly)[0], hidden_bytes(assembly)
+    held = kept + ends.last.unsharded + weight.gradients
+    most = held + loop_bytes(assembly) + logits_held(assembly) + label_bytes(assembly)
+    moments.mark(below + head.saved, most + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
+    left = below + head.saved - saved_by_chunk(assembly) - hidden
+    moments.mark(left, held + 2.0 * hidden + arriving, "backward of head.norm", arriving)

@@ -108,21 +108,25 @@ def step(body: Body, batch: int) -> None:
     loss.backward()
 
 
-def wrapped(body: Body, mesh: DeviceMesh, reduce: str) -> Body:
-    """torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder: embedding, norm and head, and each block are groups."""
+def wrapped(body: Body, mesh: DeviceMesh, reduce: str, ends: str) -> Body:
+    """Each block is a group; so are embedding, and norm with head, where they are apart.
+
+    torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder; without, torchtitan/models/qwen3/parallelize.py@fc6629b.
+    """
     policy = MixedPrecisionPolicy(torch.bfloat16, DTYPES[reduce], cast_forward_inputs=False)
     said = {"mesh": mesh["dp"], "mp_policy": policy}
-    fully_shard(body.tokens, **said, reshard_after_forward=True)
-    fully_shard([body.norm, body.head], **said, reshard_after_forward=False)
+    if ends == "apart":
+        fully_shard(body.tokens, **said, reshard_after_forward=True)
+        fully_shard([body.norm, body.head], **said, reshard_after_forward=False)
     for block in body.blocks:
         fully_shard(block, **said, reshard_after_forward=True)
     return fully_shard(body, **said)
 
 
-def held(model: Model, recompute: str, batch: int, reduce: str) -> int:
+def held(model: Model, recompute: str, batch: int, reduce: str, ends: str) -> int:
     """The most that torch holds, without buffers."""
     with world(DP) as mesh:
-        body = wrapped(Body(model, Kernels(recompute=recompute), SEQLEN), mesh, reduce)
+        body = wrapped(Body(model, Kernels(recompute=recompute), SEQLEN), mesh, reduce, ends)
         step(body, batch)
         for param in body.parameters():
             param.grad = None
@@ -143,7 +147,7 @@ def alone(model: Model, recompute: str, batch: int) -> int:
     return live.peak.total - sum(t.untyped_storage().nbytes() for t in body.buffers())
 
 
-def stated(model: Model, recompute: str, batch: int, reduce: str = "") -> float:
+def stated(model: Model, recompute: str, batch: int, reduce: str = "", ends: str = "") -> float:
     """The estimate's peak of a first step's forward and backward, which has no moments yet."""
     performance = {"software": "fsdp2" if reduce else "torch", "loss_chunks": CHUNKS, "loss_impl": "composite"}
     performance |= {"norm_impl": "fused", "activation_impl": "composite", "recompute_stops_early": True}
@@ -151,7 +155,7 @@ def stated(model: Model, recompute: str, batch: int, reduce: str = "") -> float:
     parallelism: dict[str, Any] = {"tp": 1, "pp": 1, "dp": DP if reduce else 1}
     if reduce:
         performance |= {"param_dtype": "fp32", "main_grad_dtype": "fp32", "moment_dtype": "fp32"}
-        parallelism["fsdp"] = {"ends": "apart", "reduce_dtype": reduce}
+        parallelism["fsdp"] = {"ends": ends, "reduce_dtype": reduce}
     job = Job(
         model=model,
         parallelism=parallelism,
@@ -166,12 +170,13 @@ def stated(model: Model, recompute: str, batch: int, reduce: str = "") -> float:
     return 2.0 * stage.params_bytes + peak_moments(found.assembly)[0].added_bytes  # as many bytes of gradients
 
 
+@pytest.mark.parametrize("ends", ["apart", "root"])
 @pytest.mark.parametrize("reduce", ["fp32", "bf16"])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_peak(model, recompute, batch, reduce):
-    assert stated(model, recompute, batch, reduce) == held(model, recompute, batch, reduce)
+def test_peak(model, recompute, batch, reduce, ends):
+    assert stated(model, recompute, batch, reduce, ends) == held(model, recompute, batch, reduce, ends)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
