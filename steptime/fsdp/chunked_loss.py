@@ -15,14 +15,14 @@ from steptime.fsdp.groups import Buffers, buffers, one_group, options
 from steptime.fsdp.moments import Moments
 from steptime.job.assembly import Assembly
 from steptime.memory import chunked_loss
-from steptime.memory.chunked_loss import hidden_bytes, label_bytes, logits_held, loop_bytes, saved_by_chunk
+from steptime.memory.chunked_loss import hidden_bytes, loop_bytes, saved_by_chunk
 from steptime.memory.ledger import PartMemory
 from steptime.software.performance import ITEMSIZE
 
 
 def in_chunks(assembly: Assembly, ends: GatheredEnds) -> bool:
     """Whether a training loop runs the loss in chunks; not where the head's weight is the embedding's."""
-    return chunked_loss.in_chunks(assembly) and not ends.traced and not assembly.job.model.tie_embeddings
+    return chunked_loss.in_chunks(assembly.job) and not ends.traced and not assembly.job.model.tie_embeddings
 
 
 def chunks_backward(
@@ -42,14 +42,13 @@ def chunks_backward(
     """
     weight, norm = head_and_norm(assembly)
     size = assembly.job.software.itemsize
-    saved, hidden = saved_by_chunk(assembly), hidden_bytes(assembly)
+    saved, hidden = saved_by_chunk(assembly.head), hidden_bytes(assembly.head)
     summed, whole = weight.sums, below + head.saved
     moments.standing = ends.last.gathered
-    held = kept + ends.last.unsharded + summed + loop_bytes(assembly)
-    most = held + head.backward.bytes - head.saved + logits_held(assembly) + label_bytes(assembly)
-    moments.mark(whole, most, f"backward of {head.backward.op}")
+    held = kept + ends.last.unsharded + summed
+    moments.mark(whole, held + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
     chunk = hidden / assembly.job.software.kernels.loss_chunks
-    held = held + logits_held(assembly, every=True) + chunk + weight.reduce_input
+    held = held + loop_bytes(assembly.head) + assembly.head.sizes["head.logits"] + chunk + weight.reduce_input
     moments.mark(whole - saved, held, "backward of a sum of gradients")
     grown = ITEMSIZE[options(assembly).reduce_dtype] / size
     returned = maximum(0.0, weight.reduced + (grown - 1.0) * weight.last - summed)
@@ -75,9 +74,8 @@ def rooted_chunks(
     assembly: Assembly, moments: Moments, ends: GatheredEnds, head: PartMemory, below: Num, kept: Num, arriving: Num
 ) -> None:
     """Chunks of a head in the root's group, which stays gathered: no hook of it runs, and gradients add up as they are made."""
-    weight, hidden = head_and_norm(assembly)[0], hidden_bytes(assembly)
-    held = kept + ends.last.unsharded + weight.gradients
-    most = held + loop_bytes(assembly) + logits_held(assembly) + label_bytes(assembly)
-    moments.mark(below + head.saved, most + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
-    left = below + head.saved - saved_by_chunk(assembly) - hidden
+    hidden = hidden_bytes(assembly.head)
+    held = kept + ends.last.unsharded + head_and_norm(assembly)[0].gradients
+    moments.mark(below + head.saved, held + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
+    left = below + head.saved - saved_by_chunk(assembly.head) - hidden
     moments.mark(left, held + 2.0 * hidden + arriving, "backward of head.norm", arriving)

@@ -65,7 +65,16 @@ class PartMemories:
         if part is not self.assembly.head:
             return found
         mine = [p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)]
-        return found._replace(n_params=sum(mine))
+        found = found._replace(n_params=sum(mine))
+        return with_more(found, 0.0, self.chunks_hold(part)) if in_chunks(self.assembly.job) else found
+
+    def chunks_hold(self, head: Part) -> Num:
+        """Bytes that a loss in chunks holds besides, the head's own gradient included where it comes into being, unsharded."""
+        job = self.assembly.job
+        if not self.autograd.weight_grads_stay or job.zero_level >= 2:
+            return beside_head(head)
+        weight = next((p.elements for p in head.registered_params if p.param.vocab), 0.0)
+        return beside_head(head) + weight * job.software.bytes_of(job.software.states.main_grad_dtype)
 
     def walked(self, part: Part, modules: AbstractSet[str | float], *, reentrant: bool = False) -> PartMemory:
         """The walk of a part's ops, made once for all jobs that share the part."""
@@ -203,14 +212,7 @@ class PartMemories:
             embedding = with_more(embedding, 0.0, 2.0 * self.waiting_gradient)
         if chunk.embedding:
             parts = [(1, embedding), *parts]
-        return [*parts, (1, self.chunked_head)] if chunk.head else parts
-
-    @property
-    def chunked_head(self) -> PartMemory:
-        """The head, with what a loss in chunks holds besides where each runs backward at once."""
-        if not in_chunks(self.assembly) or self.assembly.job.parallelism.pp > 1:
-            return self.head
-        return with_more(self.head, 0.0, beside_head(self.assembly))
+        return [*parts, (1, self.head)] if chunk.head else parts
 
     @property
     def waiting_gradient(self) -> Num:
