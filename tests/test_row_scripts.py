@@ -84,3 +84,15 @@ def test_flagperfs_pipelines_have_no_virtual_stages():
     assert mapped("flagperf-n007").config["parallelism"].get("vpp", 1) == 1
     row = mapped_row("flagperf-n007")
     assert "vpp: 1" in to_config(row._replace(cells=row.cells | {"source_group": "another"})).assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "expandable"),
+    [("megatron-sft-recipes-n009", True), ("torchtitan-pr-n117", False), ("torchtitan-ar-n043", None)],
+)
+def test_segments_as_the_source_starts_the_run(name, expandable):
+    """fyh2001/megatron-sft-recipes@d16a2d1 scripts/_common.sh exports PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'.
+
+    pytorch/torchtitan@bcc09297 nvfp4.md has torchrun's command, without run_train.sh, which sets it. Else a profile decides.
+    """
+    assert mapped(name).config["performance"].get("expandable_segments") is expandable

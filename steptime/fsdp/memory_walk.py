@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, maximum, same
+from steptime.fsdp.chunked_loss import chunks_backward, in_chunks, rooted_chunks
 from steptime.fsdp.ends import GatheredEnds, ends_of
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
 from steptime.fsdp.moments import Moments
@@ -204,8 +205,14 @@ def head_backward(
     head, x = memories.head, 1.0 * assembly.head.x.bytes
     arriving = gathered_backward_ahead(assembly, layers, len(layers))
     base = kept + ends.beside_head
-    held = base + ends.last.unsharded + arriving + head.backward.bytes - head.saved
-    moments.mark(below + head.saved, held, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly))
+    chunks = in_chunks(assembly, ends)
+    if chunks and ends.apart:
+        return 0.0, chunks_backward(assembly, moments, ends, head, below=below, kept=base, arriving=arriving)
+    if chunks:
+        rooted_chunks(assembly, moments, ends, head, below, base, arriving)
+    else:
+        held = base + ends.last.unsharded + arriving + head.backward.bytes - head.saved
+        moments.mark(below + head.saved, held, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly))
     if not ends.apart:
         return group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize, 0.0
     held = base + arriving + reduction_of(ends.last) + x

@@ -20,6 +20,8 @@ class Moments:
         self.to_come = grads_not_yet_allocated
         self.beside: Num = 0.0
         """Bytes that all moments hold besides, among the transients."""
+        self.standing: Num = 0.0
+        """Bytes that an all-gather has returned and that stay while others come and go."""
         self.most: Num = 0.0
         """Most activations and transients of any moment in the computing stream's memory."""
         self.gathered: Num = 0.0
@@ -37,8 +39,9 @@ class Moments:
         fits into.
         """
         self.most = maximum(self.most, saved + self.beside + transient - gathered - reduced + gap)
-        self.gathered = maximum(self.gathered, gathered)
-        self.worst = self.worst.worse(made(PeakMoment, (saved, self.beside + transient, op, self.to_come, 0.0, 0.0)))
+        self.gathered = maximum(self.gathered, gathered + self.standing)
+        added = self.beside + transient + self.standing
+        self.worst = self.worst.worse(made(PeakMoment, (saved, added, op, self.to_come, 0.0, 0.0)))
 
     def send(self, bytes_: Num) -> None:
         """Record the input of an all-gather, which is allocated before its output and freed before the next group's."""

@@ -32,6 +32,8 @@ class Part:
     experts: Num = 1
     """Devices that share the weights of its experts: ep * etp."""
     ep: Num = 1
+    sequences: Num = 1.0
+    """Of the head: sequences of a micro-batch."""
     walks: dict[Any, Any] = field(default_factory=dict, repr=False)
     """Memory of its walks so far, by what a walk depends on besides the part (`memory.part_memories`)."""
 
@@ -114,7 +116,7 @@ def parts_of(shard: Shard, ends: tuple[int, int], model: Model) -> Parts:
         runs.append((made[key], count))
     return Parts(
         Part("embedding", embedding, Tensor("ids", 0.0, 0.0), last_output(embedding), shard.tp, model),
-        Part("head", head_ops(model, shard), hidden, "", shard.tp, last, experts, shard.ep),
+        Part("head", head_ops(model, shard), hidden, "", shard.tp, last, experts, shard.ep, shard.batch),
         runs,
         list(made.values()),
         1.0 * hidden.bytes,

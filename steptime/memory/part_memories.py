@@ -10,6 +10,7 @@ from steptime.base.num import Num, is_column, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Runs, take
 from steptime.job.job import Job
 from steptime.job.parts import Part
+from steptime.memory.chunked_loss import beside_head, in_chunks
 from steptime.memory.forward_walk import walk_forward
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak, in_allocator
 from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
@@ -64,7 +65,16 @@ class PartMemories:
         if part is not self.assembly.head:
             return found
         mine = [p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)]
-        return found._replace(n_params=sum(mine))
+        found = found._replace(n_params=sum(mine))
+        return with_more(found, 0.0, self.chunks_hold(part)) if in_chunks(self.assembly.job) else found
+
+    def chunks_hold(self, head: Part) -> Num:
+        """Bytes that a loss in chunks holds besides, the head's own gradient included where it comes into being, unsharded."""
+        job = self.assembly.job
+        if not self.autograd.weight_grads_stay or job.zero_level >= 2:
+            return beside_head(head)
+        weight = next((p.elements for p in head.registered_params if p.param.vocab), 0.0)
+        return beside_head(head) + weight * job.software.bytes_of(job.software.states.main_grad_dtype)
 
     def walked(self, part: Part, modules: AbstractSet[str | float], *, reentrant: bool = False) -> PartMemory:
         """The walk of a part's ops, made once for all jobs that share the part."""

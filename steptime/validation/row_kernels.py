@@ -1,4 +1,4 @@
-"""Attention kernel, overlap and CUDA graphs of a measured row, from its text."""
+"""Attention kernel, overlap, CUDA graphs and the allocator's segments of a measured row, from its text."""
 
 from __future__ import annotations
 
@@ -120,3 +120,9 @@ def graphs_of(notes: str) -> bool | list[str]:
     if "te cuda graphs" in notes:
         return DROPLESS
     return bool(re.search(r"cuda_graph |^cuda graphs", notes))
+
+
+def segments_of(notes: str) -> dict[str, Any]:
+    """Whether segments of the allocator are expandable; empty where the source does not say."""
+    found = re.search("(no )?expandable[ _]segments", notes)
+    return {"expandable_segments": not found[1]} if found else {}

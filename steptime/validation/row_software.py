@@ -14,7 +14,7 @@ from steptime.validation import row_hugging_face, row_native, row_torchtitan
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 from steptime.validation.recipes import quantized_head, recipe_of
 from steptime.validation.row_experts import dispatch_of, positions_of
-from steptime.validation.row_kernels import attention_of, graphs_of, kernel_of_month, overlap_of
+from steptime.validation.row_kernels import attention_of, graphs_of, kernel_of_month, overlap_of, segments_of
 from steptime.validation.row_scripts import performance_of_script
 
 
@@ -130,7 +130,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     if framework.base in EAGER_TORCH:
         section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
         section |= attention_of(row, notes)
-    section |= kernel_of_month(row)
+    section |= kernel_of_month(row) | segments_of(notes)
     section |= row_hugging_face.of_deepspeed(row, notes) if framework.base == "deepspeed" else {}
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:

@@ -1,0 +1,46 @@
+"""What a loss in chunks holds under FSDP2 beside the logits of one chunk (fsdp.chunked_loss; tests/truth has torch's bytes)."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job
+
+from steptime.answer.result import estimate
+from steptime.fsdp.passes import peak_moment
+
+VOCABULARY, END, NORM = 8192, 1_048_576, 128
+"""Rows of embedding or head, elements of either (more than a layer's 164,096), and of the final norm."""
+MODEL = {"vocab_sz": VOCABULARY}
+SAID = {"reduce_dtype": "fp32", "ends": "apart"}
+HOW = {"activation_checkpointing_type": "full", "expandable_segments": True, "loss_chunks": 4}
+
+
+@pytest.mark.parametrize(("batch", "copied"), [(1, 0), (2, 256 + 8)])
+def test_backward_of_the_loss(batch, copied):
+    """4,096 tokens of 128 numbers a sequence, a quarter of them at a time, by pytorch/torchtitan@bcc09297 components/loss.py.
+
+    Of each token: inputs of 2 layers, of the head's norm and of the head, 4 * 256 B, statistics and ids, 4 + 8, its label, 8,
+    and its gradient in fp32, 512. Of several sequences a chunk is a copy: 256 + 8 more. Of a quarter: logits in bf16, which are
+    still referenced, and three rows of 8,192 in fp32. Head and norm in bf16 twice, as gathered and in use; the head's gradients
+    so far in fp32. The next layer is not gathered yet.
+    """
+    stage = estimate(
+        job("fsdp2", model=MODEL, seqlen=4096, batch=batch, performance=HOW, dp=2, fsdp=SAID)
+    ).memory.stages[0]
+    assert "loss" in stage.peak_op
+    tokens = batch * 4096 * (4 * 256 + 12 + 8 + 512 + copied) + batch * 1024 * (2 + 3 * 4) * VOCABULARY
+    moving = stage.activations_bytes + stage.transient_bytes - stage.buffers_bytes
+    assert moving == tokens + 2 * 2 * (END + NORM) + 4 * END
+
+
+def test_what_the_head_gathered_stays_in_backward():
+    """Head and norm in bf16, and again for the norm's backward, in the same group; before, an input of half of it (2 ranks)."""
+    found = peak_moment(estimate(job("fsdp2", model=MODEL, performance=HOW, dp=2, fsdp=SAID)).assembly)
+    assert found.gathers_bytes == 2 * 2 * (END + NORM) + END + NORM
+
+
+@pytest.mark.parametrize("how", [{"loss_impl": "traced"}, {"loss_chunks": 1}])
+def test_one_loss_of_all_tokens_gathers_once(how):
+    """Its one gather and the last layer's, of 164,096 elements, and an input of half of the former."""
+    said = job("fsdp2", model=MODEL, performance=HOW | how, dp=2, fsdp=SAID)
+    assert peak_moment(estimate(said).assembly).gathers_bytes == 2 * (END + NORM) + 2 * 164_096 + END + NORM
