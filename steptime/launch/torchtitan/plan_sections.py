@@ -15,6 +15,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.torchtitan.captures import captures
 from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
+from steptime.launch.torchtitan.forced_balance import balanced
 from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
 
 _P = "parallelism."
@@ -71,6 +72,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     parallelism |= fsdp_of(keys, degrees)
     experts, traced = experts_of(keys, model), is_traced(keys)
     parallelism |= experts.get("parallelism", {})
+    model = balanced(keys, model, parallelism.get("ep", 1), str(keys.get(f"{_P}expert_parallel_comm_backend")).lower())
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
     performance: dict[str, Any] = {"software": f"torchtitan{'' if degrees.fsdp else '-ddp'}{release}"}
