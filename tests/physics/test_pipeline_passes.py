@@ -6,6 +6,7 @@ import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
 from steptime import estimate
+from steptime.timing.timeline import Timeline
 
 SHARDED = {"reshard_after_forward": False}
 
@@ -56,6 +57,16 @@ def test_a_later_pass_holds_the_gradients_of_those_before():
         for before, after in zip(one.memory.stages, two.memory.stages, strict=True)
     ]
     assert held == [590_336, 590_592]
+
+
+def test_the_last_pass_is_drawn():
+    """The pipeline of two passes starts when the first has ended, and ends when gradients have been reduced."""
+    timing = run(2, on=machine(flops=1e6, link=1e3)).timing
+    shown = Timeline(timing)
+    assert shown.end_s == pytest.approx(2 * shown.start_s)
+    assert shown.end_s == pytest.approx(2 * timing.walk.makespan_s + timing.fsdp_exposed_s)
+    assert {action.microbatch for action, _, _ in shown.actions[0]} == {0, 1}
+    assert min(start for _, start, _ in shown.actions[0]) == pytest.approx(shown.start_s)
 
 
 def test_micro_batches_of_a_pass_and_of_the_step():
