@@ -29,7 +29,7 @@ def test_rows_taken_and_added_by_index(software, compiled):
     """16 rows of 128 values in bf16, 4,096 bytes, of the 8 tokens that arrive, 2,048 bytes.
 
     index_select reads and writes rows: 8,192 bytes; its backward, index_add_, writes zeros and adds one element at a time:
-    4,096 + 3 * 2,048. scatter_add_ writes zeros, adds the rows, and is copied: 4,096 + 3 * 2,048, of them 4,096 + 2 * 2,048 added.
+    4,096 + 3 * 2,048. scatter_add_ writes zeros, adds rows, and is copied: 4,096 + 3 * 2,048, of them 4,096 + 2 * 2,048 added.
     Each addition reads a value and a sum and writes the sum, three accesses to the two of a copied element: 1.5 * 2,048.
     """
     found = ops(software, compile=compiled)
