@@ -11,9 +11,9 @@ from steptime import Job, estimate, fsdp
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
+from steptime.model.router_choice import ranks_in_turn
 from steptime.software.performance import load_software
 from steptime.validation.measurements import shipped
-from steptime.validation.row_experts import ranks_of_balanced_gate
 from steptime.validation.row_plan import to_config
 
 MODEL = {
@@ -84,9 +84,9 @@ def test_sinks_are_part_of_the_kernel():
 
 def test_ranks_of_the_balanced_gate_by_hand():
     """Kimi K2 on 32 ranks, 12 experts each: starts at 0, 8, 16 = 4 of the next ... of 12, so 1, 2 and 1 ranks: 1.33."""
-    assert ranks_of_balanced_gate(384, 8, 32) == 1
-    assert ranks_of_balanced_gate(256, 8, 64) == 2
-    assert ranks_of_balanced_gate(256, 8, 256) == 8
+    assert ranks_in_turn(384, 8, 32) == 1
+    assert ranks_in_turn(256, 8, 64) == 2
+    assert ranks_in_turn(256, 8, 256) == 8
 
 
 def ops(of: Job) -> dict[str, Any]:

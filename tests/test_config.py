@@ -204,7 +204,8 @@ def test_all_problems_at_once_in_the_order_of_the_file():
         "parallelism.tp: must be at least 1 (got 0)",
         (
             "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, cp_a2a, cp_comm_type, dp, "
-            "embedding_and_loss_count_as_layers, ep, etp, fsdp, layers_per_stage, microbatch_group_sz, n_param_buckets, pp, "
+            "embedding_and_loss_count_as_layers, ep, etp, fsdp, layers_per_stage, microbatch_group_sz, n_param_buckets, "
+            "pipeline_passes, pp, "
             "replicas, schedule, sp, tp, vpp, zero_level, zero_plus_plus"
         ),
         (

@@ -81,6 +81,19 @@ def test_recipes_of_nemo_2_drop_and_pad_tokens():
     assert at(row_plan.to_config(mine).config, "model.moe.capacity_factor") is None
 
 
+def test_local_batches_of_a_row_with_a_pipeline():
+    """Kimi K2: 512 sequences over dp 32 are two local batches of 8; DeepSeek-V3's 512 over dp 64 are one."""
+    kimi, deepseek = (row_plan.to_config(SHIPPED[f"AUTOMODEL-{name}"]).config for name in ("006", "005"))
+    assert (at(kimi, "parallelism.pipeline_passes"), at(kimi, "parallelism.fsdp.no_sync")) == (2, False)
+    assert (at(deepseek, "parallelism.pipeline_passes"), at(deepseek, "parallelism.fsdp.no_sync")) == (None, None)
+
+
+def test_forced_balance_of_torchtitan_is_experts_in_turn():
+    """Eight experts of a token on one rank of 8 or 16 experts; an all-to-all sends a copy for each expert wherever they are."""
+    for name, limit in {"nous-torchtitan-n002": 1, "torchtitan-pr-n028": 1, "torchtitan-pr-n029": None}.items():
+        assert at(row_plan.to_config(SHIPPED[name]).config, "model.moe.node_limit") == limit
+
+
 def test_deepep_of_the_guide_to_deepseek_v3_on_gb200():
     """400 GB/s in dispatch and 190 in combine of what a rank receives: 1.25 and 2.63 ms for 500 MB, 3.88 ms for the two.
 

@@ -116,7 +116,7 @@ def place_of(job: Job) -> RunPlace:
     layers = "hybrid" if job.model.mamba else "moe" if job.model.moe else "dense"
     kind = RunKind(name, software.precision, software.name, software.family, job.recompute.granularity, layers)
     at = (job.model.hidden_sz, job.model.n_layers, job.data.seqlen, p.devices, p.tp, p.pp, p.cp, job.data.microbatch_sz)
-    bubble = 1.0 + (p.pp - 1) / (p.vpp * job.microbatches)
+    bubble = 1.0 + (p.pp - 1) / (p.vpp * job.schedule_microbatches)
     peaks = job.machine.accelerator.peak_flops
     pace = (peaks.get("bf16") or peaks.get("fp16") or max(peaks.values())) / USUAL_FLOPS
     reach = (max(1.0, p.tp / job.machine.tiers[0].size), bubble, 1.0 / pace, pace)

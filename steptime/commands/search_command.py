@@ -31,6 +31,7 @@ NOT_HERE = {
     "hardware.node_type": "use --machine",
     "devices": "use --devices",
     "parallelism.microbatch_group_sz": "it follows from the layout",
+    "parallelism.pipeline_passes": "layouts run their whole batch in one pass",
     "parallelism.layers_per_stage": "it follows from the layout",
     "parallelism.embedding_and_loss_count_as_layers": "it follows from the layout",
 }

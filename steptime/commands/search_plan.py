@@ -23,7 +23,7 @@ from steptime.job.mesh import Parallelism
 from steptime.job.sections import Data
 from steptime.search.space import AXES, divisors
 
-OF_LAYOUT = ("layers_per_stage", "microbatch_group_sz")
+OF_LAYOUT = ("layers_per_stage", "microbatch_group_sz", "pipeline_passes")
 """Keys of `parallelism` that the stages must suit."""
 
 

@@ -25,6 +25,15 @@ def unsynced(job: Job) -> bool:
         return False
     if job.parallelism.fsdp and job.parallelism.fsdp.wrap == "parameter":
         return False  # the graph of a micro-batch reduces them
+    return syncs_last(job)
+
+
+def syncs_last(job: Job) -> bool:
+    """Whether gradients are reduced once a step; of a pipeline with several passes, after the last of them.
+
+    torch reduces them after each pass. NeMo AutoModel's experts keep whole gradients and parameters until the optimizer's step
+    (NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/fsdp_mixin.py, get_is_optim_step).
+    """
     said = job.parallelism.fsdp.no_sync if job.parallelism.fsdp else None
     return job.software.layout.no_sync if said is None else said
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.num import Num
 from steptime.fsdp.groups import options
+from steptime.fsdp.of_job import syncs_last
 from steptime.fsdp.passes import peak_moment
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
 from steptime.fsdp.sharded_states import sharded_elements
@@ -87,9 +88,12 @@ def stage_chunks(assembly: Assembly) -> list[list[ShardedChunk]]:
 def stage_actions(
     assembly: Assembly, stage: int, chunks: list[ShardedChunk], actions: Sequence[Action]
 ) -> Iterator[ActionHeld]:
-    """Each action of a stage in order."""
+    """Each action of a stage in order; of a pipeline that reduces gradients several times a step, in a later pass."""
     steps = stage_steps(assembly, stage, actions)
-    held = StageHeld(chunks, [assembly.job.software.state_bytes.gradients * n for n in shards(assembly, stage)])
+    job = assembly.job
+    reduced = job.parallelism.pipeline_passes > 1 and not syncs_last(job)  # by the passes before
+    to_come = [0.0 if reduced else job.software.state_bytes.gradients * n for n in shards(assembly, stage)]
+    held = StageHeld(chunks, to_come)
     for step, one in zip(steps, situations(steps, len(chunks)), strict=True):
         yield ActionHeld(step.action, held.moment(one), held.saved(one.after), held.waiting(one.after))
 

@@ -17,6 +17,7 @@ from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls
 from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups, options
+from steptime.fsdp.of_job import syncs_last
 from steptime.fsdp.pipeline_memory import stage_steps
 from steptime.fsdp.ranks import shard_group
 from steptime.fsdp.seconds import CommSeconds, ShardedPass, exposed_s, micro_batch_exposed, price
@@ -140,6 +141,8 @@ class PipelineSeconds:
             [of.gather_s - float(hidden_s(of.gather_s, of.gather_s, share, slowed)) for of in stage]
             for stage in self.chunks
         ]
+        self.times = 1.0 if syncs_last(assembly.job) else 1.0 * assembly.job.parallelism.pipeline_passes
+        """How often parameters are gathered and gradients reduced in a step: each time the pipeline drains, or once."""
         self.waits = share is True
         """A prefetched all-gather overlaps compute; otherwise its exposed time is added to the action."""
 
@@ -188,9 +191,9 @@ class PipelineSeconds:
         return found
 
     def steps(self, stage: int) -> list[ShardedStep]:
-        """All actions of a stage in a step."""
+        """All actions of a stage in a pass of the pipeline."""
         job, p = self.assembly.job, self.assembly.job.parallelism
-        orders = order(job.schedule, p.pp, p.vpp, job.microbatches, p.microbatch_group_sz)
+        orders = order(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz)
         return stage_steps(self.assembly, stage, orders[stage])
 
     def calls(self, stage: int) -> dict[tuple[str, ParamGroup], Calls]:
@@ -198,25 +201,28 @@ class PipelineSeconds:
         found: dict[tuple[str, ParamGroup], Calls] = {}
         for step in self.steps(stage):
             for kind, of in gathered(self.prices[stage], step):
-                found[kind, of] = found.get((kind, of), Calls(0.0, 0.0)).plus(1.0, 0.0)
+                found[kind, of] = found.get((kind, of), Calls(0.0, 0.0)).plus(self.times, 0.0)
         for prices in self.prices[stage]:
             root, layers = prices.groups
             for key in (("root", root), *(("block", of) for of in layers)):
-                found[key] = found.get(key, Calls(0.0, 0.0)).plus(0.0, 1.0)
+                found[key] = found.get(key, Calls(0.0, 0.0)).plus(0.0, self.times)
         return found
 
     def passes(self, stage: int) -> tuple[ShardedPass, ShardedPass]:
         """FSDP's work in the forwards and in the backwards of a stage for one micro-batch, averaged over the step."""
         every = {"F": ShardedPass(0.0, 0.0, 0.0), "B": ShardedPass(0.0, 0.0, 0.0)}
-        microbatches = self.assembly.job.microbatches
+        job, once = self.assembly.job, self.times / self.assembly.job.parallelism.pipeline_passes
+        microbatches = job.schedule_microbatches
         for step in self.steps(stage):
             way = "F" if step.action.kind == "F" else "B"
             for _, of in gathered(self.prices[stage], step):
                 one = self.price(stage, of)
-                every[way] = every[way].plus(ShardedPass(1.0, one.gather_s, one.copy_s))
+                every[way] = every[way].plus(ShardedPass(once, once * one.gather_s, once * one.copy_s))
         for prices, of_chunk in zip(self.prices[stage], self.chunks[stage], strict=True):
             sums = of_chunk.first_sum_s + (microbatches - 1) * of_chunk.sum_s
-            reduced = [ShardedPass(float(of.reduce_s > 0.0), of.reduce_s, of.compute_s) for of in prices.every]
+            reduced = [
+                ShardedPass(once * (of.reduce_s > 0.0), once * of.reduce_s, once * of.compute_s) for of in prices.every
+            ]
             for each in (ShardedPass(0.0, 0.0, sums), *reduced):
                 every["B"] = every["B"].plus(each)
         return every["F"].over(microbatches), every["B"].over(microbatches)

@@ -71,6 +71,7 @@ class Facts(NamedTuple):
     sp: bool
     schedule_said: str | None
     microbatch_group_sz: int | None
+    pipeline_passes: int
     tie_embeddings: bool
     zero_level: int
     zero_said: int | None
@@ -228,7 +229,8 @@ class Facts(NamedTuple):
     @property
     def gbs_choices(self) -> str:
         """The batch sizes nearest to gbs that fit dp, microbatch_sz and an interleaved schedule."""
-        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 and not self.framework.groups else 1)
+        rounds = int(self.pp) if self.vpp > 1 and not self.framework.groups else 1
+        unit = int(self.batch) * rounds * self.pipeline_passes
         low = int(self.gbs) // unit * unit
         return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
 

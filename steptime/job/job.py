@@ -190,8 +190,8 @@ class Job(Config):
 
     @property
     def schedule_microbatches(self) -> int:
-        """Micro-batches of the pipeline schedule."""
-        return self.microbatches
+        """Micro-batches of the pipeline schedule, which runs `pipeline_passes` times a step."""
+        return self.microbatches // self.parallelism.pipeline_passes
 
     @cached_property
     def sp(self) -> bool:
@@ -241,7 +241,7 @@ class Job(Config):
 
 
 _MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz", "tie_embeddings")
-_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "cp_a2a", "ep", "etp", "replicas", "microbatch_group_sz")
+_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "cp_a2a", "ep", "etp", "replicas", "microbatch_group_sz", "pipeline_passes")
 _BATCH = ("gbs", "seqlen", "microbatch_sz")
 
 

@@ -142,6 +142,9 @@ class Parallelism(Config):
     microbatch_group_sz: int | None = Field(None, ge=1)
     """Micro-batches that an interleaved stage runs through one chunk before the next (Megatron's
     microbatch_group_size_per_vp_stage); default: pp, or the smallest that runs (`schedule.default_group`)."""
+    pipeline_passes: int = Field(1, ge=1)
+    """Local batches of a step, whose micro-batches go through torch's pipeline one local batch after the other: it drains between
+    them (pytorch/torchtitan@b5bcd76c torchtitan/trainer.py, train_step: gradient_accumulation_steps)."""
     layers_per_stage: list[int] | Literal["auto"] | None = None
     embedding_and_loss_count_as_layers: bool = False
     replicas: int = Field(1, ge=1)

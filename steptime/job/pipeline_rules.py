@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.base.num import maximum
+from steptime.base.num import Num, maximum
 from steptime.job.facts import Facts
 from steptime.job.limits import Rule
 
@@ -13,6 +13,11 @@ def group_taken(f: Facts) -> dict[str, int]:
     if not grouped or f.microbatch_group_sz is not None or f.microbatches % f.pp == 0:
         return {}
     return {"microbatch_group_sz": f.group_choice}
+
+
+def in_a_pass(f: Facts) -> Num:
+    """Micro-batches that go through the pipeline before it drains."""
+    return f.microbatches // f.pipeline_passes
 
 
 PIPELINE_RULES = [
@@ -50,7 +55,7 @@ PIPELINE_RULES = [
         "dualpipev micro-batches",
         "data.gbs",
         "dualpipev needs at least 2 * pp = {f.chunks} micro-batches (got {f.microbatches}); raise gbs, or lower dp",
-        lambda f: (f.schedule_said != "dualpipev") | (f.microbatches >= 2 * f.pp),
+        lambda f: (f.schedule_said != "dualpipev") | (in_a_pass(f) >= 2 * f.pp),
     ),
     Rule(
         "schedule with vpp",
@@ -120,7 +125,23 @@ PIPELINE_RULES = [
             (f.vpp == 1)
             | (not f.framework.rounds)
             | (f.schedule_said not in {None, "interleaved", "zero_bubble"})
-            | (f.microbatches % maximum(1, f.microbatches // f.pp) == 0)
+            | (in_a_pass(f) % maximum(1, in_a_pass(f) // f.pp) == 0)
         ),
+    ),
+    # torchtitan/trainer.py@b5bcd76c, train_step; NVIDIA-NeMo/Automodel@36044ad3 recipes/llm/benchmark.py, run_benchmark: ga_steps
+    Rule(
+        "passes of a pipeline",
+        "parallelism.pipeline_passes",
+        "local batches run one after the other through torch's pipelines under FSDP (got {f.pipeline_passes} with pp {f.pp}, "
+        "software {f.software}); use 1",
+        lambda f: (
+            (f.pipeline_passes == 1) | (f.pp > 1) & f.framework.rounds & (f.zero_level == 3 or f.fsdp is not None)
+        ),
+    ),
+    Rule(
+        "passes divide the micro-batches",
+        "parallelism.pipeline_passes",
+        "must divide the {f.microbatches} micro-batches of a step (got {f.pipeline_passes}); use another, or change gbs",
+        lambda f: f.microbatches % f.pipeline_passes == 0,
     ),
 ]

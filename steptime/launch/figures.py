@@ -143,6 +143,8 @@ class Figures:
         Source: NeMo AutoModel components/distributed/pipelining/functional.py, calculate_virtual_stages.
         """
         pp, each = size_of(config["parallelism"]["pp"], 1), self.whole("@layers_per_chunk")
+        if pp > 1:
+            self.put_passes(config)
         if self.keys.table.framework == "nanotron":
             self.put_nanotron_stages(config, pp)
         preset = config["model"].get("preset") if isinstance(config["model"], dict) else config["model"]
@@ -153,6 +155,15 @@ class Figures:
         chunks += pp - chunks % pp if chunks % pp and self.get("@chunks_rounded") == "up" else -(chunks % pp)
         counts = [layers // chunks + (i < layers % chunks) for i in range(chunks)]
         config["parallelism"] |= {"vpp": chunks // pp} | ({"layers_per_stage": counts} if layers % chunks else {})
+
+    def put_passes(self, config: dict[str, Any]) -> None:
+        """How often the pipeline runs in a step: for each local batch (NeMo AutoModel recipes/llm/benchmark.py, ga_steps)."""
+        if self.whole("@micro_of_stage") is None or "dp" not in config["parallelism"] or "gbs" not in config["data"]:
+            return
+        local = size_of(self.get("@micro"), 1) * size_of(config["parallelism"]["dp"], 1)
+        passes, rest = divmod(size_of(config["data"]["gbs"], 0), local)
+        if passes > 1 and not rest:
+            config["parallelism"]["pipeline_passes"] = passes
 
     def put_nanotron_stages(self, config: dict[str, Any], pp: int) -> None:
         """The stages of nanotron where they are not even; none where other sizes than its file's are set beside it."""

@@ -140,8 +140,8 @@ class _Plan(Figures):
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))
         put_adapters(self, config)
-        self.put_chunks(config)
         self._batch()
+        self.put_chunks(config)
         length = next((key for key, rule in keys.table.rules.items() if rule.note == "data.seqlen"), "")
         if length in keys.defaults and length not in keys.values:
             whose = keys.defaults_of.get(length, keys.table.framework)

@@ -33,3 +33,18 @@ class Routing(NamedTuple):
             missed = missed * maximum(group * limit - held - drawn, 0.0) / (group * limit - drawn)
         found = parts * limit / groups * (1.0 - missed)
         return found if groups == 1 else where(parts < groups, Routing(groups, limit).distinct(parts), found)
+
+
+def ranks_in_turn(experts: int, per_token: int, ep: int) -> int:
+    """Ranks that a token is sent to where tokens take experts in turn, mean, rounded: consecutive experts are on the same rank.
+
+    Benchmarks that force an even load: token i takes the experts from i * per_token on, modulo their number (pytorch/torchtitan@
+    b5bcd76c torchtitan/models/common/moe.py, _debug_force_load_balance_routing; NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/
+    components/moe/layers.py, FakeBalancedGate). DeepSeek-V3 on 64 ranks: 8 experts of which a rank has 4.
+
+    >>> ranks_in_turn(256, 8, 64), ranks_in_turn(128, 8, 8)
+    (2, 1)
+    """
+    starts = [token * per_token % experts for token in range(experts)]
+    touched = [len({(start + i) % experts * ep // experts for i in range(per_token)}) for start in starts]
+    return round(sum(touched) / len(touched))

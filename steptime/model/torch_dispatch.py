@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.model import async_ep
 from steptime.model.dispatch import dense_scores, gathered_maps, own_buffers
-from steptime.model.ops import ByElement, Comm, Move, Op, Tensor
+from steptime.model.ops import VECTORIZED, ByElement, Comm, Move, Op, Tensor
 from steptime.model.routing import FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer
 from steptime.software.profiles import without_release
@@ -27,6 +27,13 @@ ADDED = 1.5
 the row and one of the sum, and writes the sum (torch aten/src/ATen/native/cuda/Indexing.cu, indexing_backward_kernel: without
 vector loads, the rows of one sum in turn). 196,608 rows of 2,048 on B200: 403e6 * 1.5 elements at 148 * 2.6e9 a second take 1.57
 ms, with the zeros 1.69; measured 1.85, where rows of padding are all added to one sum too (pytorch/ao pull request 4623)."""
+
+PLAIN: dict[str, Any] = {"forward_by_element": VECTORIZED, "backward_by_element": VECTORIZED}
+"""Of a kernel with vector loads."""
+
+UNCOMPILED = frozenset({"torchtitan@0.1", "torchtitan@0.2"})
+"""Software whose torch.compile leaves out how rows reach experts and come back: torchtitan before 2026-04-14 (pull request 2741).
+Its apply_compile skipped the experts with their dispatch since 2025-10-29 (pull request 1895); before, the graph broke there."""
 
 
 def dispatch(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
@@ -87,13 +94,24 @@ def _gathered(rows: Rows, taken: Tensor, source: Num) -> dict[str, Any]:
     Eager torch sorts them by index first; of the sums, it writes zeros, then reads and writes. Compiled on Hopper and later, they
     are atomic additions (torch/_inductor/utils.py, needs_fallback_due_to_atomic_add_limitations).
     """
-    if rows.shard.software.kernels.compile != "none":
+    if not eager(rows):
         return _moved(taken)
     return {
         "forward_bytes": 2.0 * taken.bytes,
         "backward_bytes": taken.bytes + 3.0 * source,
         "backward_by_element": ByElement(ADDED * taken.elements, taken.bytes + 2.0 * source),
     }
+
+
+def eager(rows: Rows) -> bool:
+    """Whether the dispatch's index operations are eager torch's, one element at a time."""
+    software = rows.shard.software
+    return software.kernels.compile == "none" or software.name in UNCOMPILED
+
+
+def fused(rows: Rows) -> bool:
+    """Whether one kernel puts rows in order: NeMo AutoModel's moe_permute_fusion (nemo_automodel/components/moe/experts.py)."""
+    return without_release(rows.shard.software.name) == "automodel"
 
 
 def _moved(rows: Tensor) -> dict[str, Num]:
@@ -139,7 +157,7 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
     arrived = Tensor("moe.arrived", arriving(rows) * rows.hidden, size, outside=away)
     scores = Tensor("moe.arrived.probs", arriving(rows) * k, FP32, outside=away)
     here, ranked = Tensor("moe.rows", rows.room * rows.hidden, size), Tensor("moe.ranked", rows.room, FP32)
-    places = Tensor("moe.places", rows.here, INT64)
+    places, taken = Tensor("moe.places", rows.here, INT64), here._replace(elements=rows.here * rows.hidden)
     get = replace(_to_all("moe.dispatch", x, arrived, arrived.bytes), routing=rows.routing)
     get = replace(get, inputs=(x, probs), outputs=(arrived, scores), score_bytes=dense_scores(rows, arriving(rows)))
     put = Move(
@@ -148,7 +166,7 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
         (here, ranked),
         (places.name,),
         (places,),
-        **_moved(here._replace(elements=rows.here * rows.hidden)),
+        **(_moved(taken) if fused(rows) else _gathered(rows, taken, arrived.bytes)),
         kernels=SORT_KERNELS,
         role="moe",
     )
@@ -164,7 +182,7 @@ def permuted_by_library(rows: Rows, op: Move) -> Move:
     if not own_buffers(rows):
         return op
     moved = (arriving(rows) + rows.here) * rows.hidden * rows.shard.itemsize
-    return replace(op, forward_bytes=moved, backward_bytes=moved, kernels=1.0)
+    return replace(op, forward_bytes=moved, backward_bytes=moved, kernels=1.0, **PLAIN)
 
 
 def combine(rows: Rows, x: str, probs: str) -> Sublayer:
@@ -242,6 +260,10 @@ def _returned(rows: Rows, x: str) -> Sublayer:
     if weighted_activation(rows):
         out, weighed = out._replace(name=x), []
     summed = scatter(rows, out._replace(elements=rows.here * rows.hidden), arriving(rows), ("moe.places",))
+    if eager(rows) and not fused(rows):  # scatter_add_ adds the elements of every row to their sums, one by one
+        each = rows.here * rows.hidden
+        added = ByElement(ADDED * each, each * size + 2.0 * summed.outputs[0].bytes)
+        summed = replace(summed, forward_by_element=added)
     if own_buffers(rows):
         home = summed.outputs[0]._replace(outside="both")
         summed = permuted_by_library(rows, replace(summed, outputs=(home,), forward_temp_bytes=0.0))

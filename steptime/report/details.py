@@ -137,6 +137,8 @@ def pipeline(estimate: Estimate) -> FactList | None:
     counts = [whole(round(x, 2)) for x in line.in_flight]
     shown = _ends(counts)
     schedule = f"{line.schedule}, {line.stages} stages{chunks}, {counted(line.microbatches, 'micro-batch')}"
+    passes = estimate.timing.passes
+    schedule += f" in {passes} passes, each of which drains" if passes > 1 else ""
     facts = [
         Fact("schedule", [schedule]),
         Fact("bubble", [f"{seconds(line.bubble_s)} on {at}; stages are idle {idle} of the makespan on average"]),

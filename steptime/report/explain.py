@@ -266,6 +266,7 @@ def _bubble(estimate: Estimate) -> FactList:
     line = estimate.pipeline
     vpp = estimate.job.parallelism.vpp
     p, m = line.stages, line.microbatches
+    m //= estimate.timing.passes
     closed = (p - 1) / (vpp * m + p - 1)
     facts = [
         Fact("closed form", [f"(p - 1) / (v m + p - 1) = ({p} - 1) / ({vpp} x {m} + {p} - 1) = {percent(closed)}"]),

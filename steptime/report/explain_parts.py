@@ -149,7 +149,7 @@ def stragglers(estimate: Estimate) -> FactList:
     p = job.parallelism
     nodes = -(-p.devices // job.machine.devices_per_node)
     replicas = min(p.dp * p.cp, nodes)
-    inside = timing.walk.makespan_s + timing.fsdp_exposed_s
+    inside = timing.passes * timing.walk.makespan_s + timing.fsdp_exposed_s
     facts = [
         Fact("replicas", [f"min(dp x cp, nodes) = min({p.dp * p.cp:,}, {nodes:,}) = {replicas:,}"]),
         Fact("formula", ["STRAGGLER x ceil(log2(replicas)) x seconds of forward, backward, sends and bubble"]),

@@ -34,7 +34,9 @@ MOST_CHUNKS = 12
 MOST_DEPTHS = 4
 """Depths of multi-token prediction up to which all layouts are searched: each adds some 30 ops to the head of every layout, and
 a second."""
-FREE = frozenset({"parallelism.dp", "parallelism.schedule", "parallelism.microbatch_group_sz", "data.gbs"})
+FREE = frozenset(
+    {"data.gbs", *(f"parallelism.{name}" for name in ("dp", "schedule", "microbatch_group_sz", "pipeline_passes"))}
+)
 """Keys that follow from others."""
 BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("tp", "cp", "sp", "ep", "etp"))})
 """Keys that differ from row to row of a block."""

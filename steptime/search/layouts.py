@@ -96,9 +96,9 @@ class Block(NamedTuple):
         found |= {"data.gbs": self.gbs, "data.microbatch_sz": key.microbatch_sz, "parallelism.sp": key.sp}
         if self.job.model.moe is not None:
             found |= {"parallelism.ep": key.ep, "parallelism.etp": key.etp}
-        if self.job.parallelism.fsdp is None:
-            found["parallelism.zero_level"] = self.zero_level
-        found |= {"parallelism.schedule": self.stages.said, "parallelism.microbatch_group_sz": None}
+        found |= {} if self.job.parallelism.fsdp else {"parallelism.zero_level": self.zero_level}
+        found |= {"parallelism.schedule": self.stages.said, "parallelism.pipeline_passes": 1}
+        found |= {"parallelism.microbatch_group_sz": None}
         return found | SPLIT_SETTINGS[self.split] | dict([self.choices[choice].setting])
 
 

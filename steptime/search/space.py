@@ -112,7 +112,9 @@ class Axes:
 def on_fewest_devices(job: Job) -> Job:
     """The job on as few devices as it takes, without settings that the search decides."""
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
-    changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp")}
+    changes: dict[str, Any] = {
+        f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp", "pipeline_passes")
+    }
     moe, woven = job.model.moe, bool(job.software.overlap.ep) and job.software.family == "megatron-core"
     if job.model.mtp and woven:  # which Megatron-Core runs in an interleaved pipeline alone
         changes |= {"parallelism.pp": 2, "parallelism.vpp": 2}

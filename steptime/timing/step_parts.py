@@ -25,7 +25,8 @@ def step_parts(timing: StepTime) -> Time:
             add_comm(parts, hidden, work, times * m)
     if timing.job.parallelism.pp > 1:
         parts["bubble"] = pipeline(timing).bubble_s
-        parts["pp_comm"] = timing.walk.makespan_s - timing.walk.busy_s[stage] - parts["bubble"]
+        idle_s = timing.walk.makespan_s - timing.walk.busy_s[stage]
+        parts["pp_comm"] = timing.passes * idle_s - parts["bubble"]
     add_after(timing, parts, hidden)
     return Time(
         timing.step_s,
@@ -91,8 +92,8 @@ def pipeline(timing: StepTime) -> Pipeline:
     bubble = 0.0
     if p.pp > 1:
         free = run_pipeline(job, timing.chunks, [0.0] * len(timing.boundary_costs))
-        bubble = free.makespan_s - free.busy_s[timing.busiest]
-    counts = in_flight(job.schedule, p.pp, p.vpp, job.microbatches, p.microbatch_group_sz)
+        bubble = timing.passes * (free.makespan_s - free.busy_s[timing.busiest])
+    counts = in_flight(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz)
     return Pipeline(job.schedule, p.pp, job.microbatches, bubble, walked.idle_fraction, counts)
 
 

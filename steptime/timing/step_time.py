@@ -58,6 +58,7 @@ class StepTime:
     boundary_costs: list[CommCost]
     """One send over each boundary between stage r and r + 1; the last is the wrap-around of virtual chunks."""
     walk: Walk
+    """One pass of the pipeline."""
     dp: DataParallel | None
     """None under FSDP, whose collectives run inside the micro-batches."""
     fsdp: fsdp.StepSeconds | None
@@ -89,6 +90,11 @@ class StepTime:
         return busiest(self.walk)
 
     @property
+    def passes(self) -> int:
+        """How often the pipeline runs in a step: it drains each time."""
+        return self.job.parallelism.pipeline_passes
+
+    @property
     def fsdp_exposed_s(self) -> float:
         """FSDP's exposed communication."""
         return self.fsdp.exposed_s if self.fsdp else 0.0
@@ -109,7 +115,7 @@ class StepTime:
     @cached_property
     def step_s(self) -> float:
         """The step."""
-        return self.walk.makespan_s + self.fsdp_exposed_s + self.after_s + self.straggler_s
+        return self.passes * self.walk.makespan_s + self.fsdp_exposed_s + self.after_s + self.straggler_s
 
 
 PART_TIMES: Recent[PartTimes] = Recent(16)
@@ -138,7 +144,7 @@ def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_se
     send_s = [0.0] * max(len(costs), 1) if free_sends else sends(job, costs)
     walked = run_pipeline(job, chunks, send_s)
     fsdp_time = fsdp_seconds(assembly, priced, parts, walked, (chunks, send_s)) if sharded else None
-    inside_s = walked.makespan_s + (fsdp_time.exposed_s if fsdp_time else 0.0)
+    inside_s = job.parallelism.pipeline_passes * walked.makespan_s + (fsdp_time.exposed_s if fsdp_time else 0.0)
     return StepTime(
         assembly,
         priced,
@@ -213,7 +219,7 @@ def run_pipeline(
         job.schedule,
         p.pp,
         p.vpp,
-        job.microbatches,
+        job.schedule_microbatches,
         [[chunk.forward_s for chunk in stage] for stage in chunks],
         [[chunk.backward_s - chunk.weight_s * split for chunk in stage] for stage in chunks],
         send_s,
@@ -246,7 +252,7 @@ def fsdp_seconds(
     longer = run_pipeline(assembly.job, *pipeline, inside)
     stage = busiest(walked)
     exposed = max(0.0, longer.makespan_s - walked.makespan_s)  # two sums of equal times differ in the last digit
-    return fsdp.StepSeconds(*inside.passes(stage), exposed, inside.calls(stage))
+    return fsdp.StepSeconds(*inside.passes(stage), inside.times * exposed, inside.calls(stage))
 
 
 def pipeline_fsdp(assembly: Assembly, priced: Pricing, parts: PartTimes) -> fsdp.PipelineSeconds:

@@ -1,7 +1,8 @@
 """One step in time: the pipeline's actions, the sends between them, and the work before and after.
 
 The order is that of the step's parts: parameters are gathered, the pipeline runs, gradients are reduced, the
-optimizer updates, replicas wait for the slowest. FSDP's exposed communication is spread evenly over the actions.
+optimizer updates, replicas wait for the slowest. FSDP's exposed communication is spread evenly over the actions. Of a pipeline
+that runs several times a step, the last pass is shown.
 """
 
 from __future__ import annotations
@@ -66,19 +67,24 @@ class Timeline:
 
     @property
     def start_s(self) -> float:
-        """When the pipeline starts: after the exposed part of the parameters' gather."""
-        return self.timing.dp.gather_exposed_s if self.timing.dp else 0.0
+        """When the pipeline starts: after the exposed part of the parameters' gather; of several passes, the last."""
+        return (self.timing.dp.gather_exposed_s if self.timing.dp else 0.0) + (self.timing.passes - 1) * self.pass_s
+
+    @property
+    def pass_s(self) -> float:
+        """One pass of the pipeline, FSDP's exposed communication spread over all of them."""
+        return self.timing.walk.makespan_s + self.timing.fsdp_exposed_s / self.timing.passes
 
     @property
     def stretch(self) -> float:
         """By how much FSDP's exposed communication lengthens every action."""
         span = self.timing.walk.makespan_s
-        return (span + self.timing.fsdp_exposed_s) / span
+        return self.pass_s / span
 
     @property
     def end_s(self) -> float:
         """When the pipeline ends."""
-        return self.start_s + self.timing.walk.makespan_s + self.timing.fsdp_exposed_s
+        return self.start_s + self.pass_s
 
     @cached_property
     def times(self) -> list[StageTimes]:

@@ -7,6 +7,7 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
+from steptime.model.router_choice import ranks_in_turn
 from steptime.validation.measurements import MeasuredRow
 
 SIGMOID = ("deepseek-v3", "deepseekv3", "kimi", "glm-4", "llama-4", "llama4")
@@ -128,13 +129,18 @@ def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
     elif learned or TUNED in row.text("source"):
         section["imbalance_factor"] = fullest(LEARNED_SPREAD, section["n_experts"], row.whole("ep") or 1)
     assumed.append(f"imbalance_factor: {section.get('imbalance_factor', 1)}")
-    if "automodel" in row.text("framework").lower() and (ep := row.whole("ep") or 1) > 1:
-        section |= {
-            "n_groups": ep,
-            "node_limit": ranks_of_balanced_gate(section["n_experts"], section["experts_per_token"], ep),
-        }
-        assumed.append(f"ranks of a token: {section['node_limit']}, from its balanced gate")
+    if (ep := row.whole("ep") or 1) > 1 and in_turn(row, words):
+        ranks = ranks_in_turn(section["n_experts"], section["experts_per_token"], ep)
+        section |= {"n_groups": ep, "node_limit": ranks}
+        assumed.append(f"ranks of a token: {ranks}, from its balanced gate")
     return section
+
+
+def in_turn(row: MeasuredRow, words: str) -> bool:
+    """Whether tokens take experts in turn, and their ranks determine what is sent: to each one copy of a token (DeepEP)."""
+    framework = row.text("framework").lower()
+    forced = "torchtitan" in framework and "forced load balance" in words
+    return "automodel" in framework or (forced and re.search("deepep|hybridep", words) is not None)
 
 
 def fullest(spread: float, experts: int, ranks: int) -> float:
@@ -151,20 +157,6 @@ def fullest(spread: float, experts: int, ranks: int) -> float:
         return 1.0
     quantile = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
     return round(1.0 + spread * sqrt(ranks / experts) * quantile, 2)
-
-
-def ranks_of_balanced_gate(experts: int, per_token: int, ep: int) -> int:
-    """Ranks that a token of AutoModel's benchmarks is sent to, mean, rounded: consecutive experts are on the same rank.
-
-    NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/layers.py, FakeBalancedGate: token i takes the experts from
-    i * per_token on, modulo their number. DeepSeek-V3 on 64 ranks: 8 experts of which a rank has 4.
-
-    >>> ranks_of_balanced_gate(256, 8, 64), ranks_of_balanced_gate(128, 8, 8)
-    (2, 1)
-    """
-    starts = [token * per_token % experts for token in range(experts)]
-    touched = [len({(start + i) % experts * ep // experts for i in range(per_token)}) for start in starts]
-    return round(sum(touched) / len(touched))
 
 
 def which_layers(row: MeasuredRow) -> dict[str, Any]:

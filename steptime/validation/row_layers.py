@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError
@@ -74,6 +75,20 @@ def depths_ahead(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         return {}
     assumed.append(f"mtp: 1, {'as its FLOPs per token count' if counted else 'as in the recipe'}")
     return {"mtp": 1}
+
+
+def passes_of(row: MeasuredRow, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Local batches of a step, one after the other through the pipeline, where the notes state them: "local batch 8, GA 2".
+
+    The runs with a pipeline among NeMo AutoModel's of October 2025 reduced gradients after each: they are older than its pull
+    request 574 (2025-10-08), which waits for the last.
+    """
+    said = re.search(r"\blocal batch \d+, GA (\d+)", row.text("overlap_notes"))
+    if said is None or int(said[1]) == 1 or section["pp"] == 1:
+        return {}
+    return {"pipeline_passes": int(said[1])} | (
+        {"fsdp": section["fsdp"] | {"no_sync": False}} if "fsdp" in section else {}
+    )
 
 
 def stages(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from steptime.validation.exclusion import refuse_not_judged
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_experts import expert_degrees, has_experts, kinds_of
 from steptime.validation.row_hugging_face import offloaded_by_guide
-from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, stages
+from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, passes_of, stages
 from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import by_module, reduced_in, resharded
 from steptime.validation.row_scripts import chunks_of_script, model_of_script
@@ -187,7 +187,7 @@ def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         assumed.append(f"sp: default of {framework.profile}")
     section |= expert_degrees(row, assumed)
     section |= _sharding(row, framework, assumed, dp)
-    return section | stages(row, assumed)
+    return section | passes_of(row, section) | stages(row, assumed)
 
 
 def _context(row: MeasuredRow, framework: RowFramework, assumed: list[str], cp: int) -> dict[str, Any]:

@@ -92,6 +92,16 @@ def test_a_benchmark_of_experts_in_a_pipeline(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("local", "passes"), [(64, None), (16, 4), (8, 8)])
+def test_the_pipeline_runs_once_for_each_local_batch(tmp_path, local, passes):
+    """benchmark.py, run_benchmark: ga_steps = global_batch_size // (local_batch_size * dp_size), 512 / (16 * 8) = 4."""
+    tree = yaml.safe_load(BENCHMARK)
+    tree["step_scheduler"]["local_batch_size"] = local
+    reading = reading_of(tmp_path, yaml.safe_dump(tree))
+    assert reading.config["parallelism"].get("pipeline_passes") == passes
+    assert to_job(reading, SETS).schedule_microbatches == local
+
+
 @pytest.mark.parametrize(("experts", "streams"), [(None, 0), ("torch_mm", 0), ("te", 4), ("gmm", 4)])
 def test_which_library_multiplies_experts(tmp_path, experts, streams):
     """BackendConfig.experts is torch_mm, torch._grouped_mm, where CUDA is available; te and gmm multiply on four streams."""

@@ -291,6 +291,16 @@ def test_experts_lie_on_ranks_of_their_own():
     assert experts()["parallelism"]["ep"] == 1
 
 
+@pytest.mark.parametrize(("library", "ranks"), [("deepep", 1), ("hybridep", 1), ("standard", None)])
+def test_experts_that_tokens_take_in_turn(library, ranks):
+    """Of 64 experts 16 are on each of 4 ranks, six of a token start at an even one: on 1.25 ranks on average, rounded."""
+    lines = f'expert_parallel_degree = 4\nexpert_parallel_comm_backend = "{library}"'
+    forced = ('mode = "none"', 'mode = "none"\n[debug]\nmoe_force_load_balance = true')
+    found, free = experts(("[parallelism]", lines), forced)["model"], experts(("[parallelism]", lines))["model"]
+    assert found["moe"].get("node_limit") == ranks
+    assert free["moe"].get("node_limit") is None
+
+
 @pytest.mark.parametrize("library", ["hybridep", "minimal_async_ep"])
 def test_libraries_with_buffers_for_arriving_rows(library):
     lines = f'expert_parallel_degree = 8\nexpert_parallel_comm_backend = "{library}"'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 from launch_readings import REFUSED, one_line
 
@@ -11,6 +13,7 @@ from steptime.launch.beside import Beside
 from steptime.launch.reading import to_job
 from steptime.launch.torchtitan.captures import KEY
 from steptime.launch.torchtitan.job_config import read_torchtitan
+from steptime.launch.write.export import write
 
 TOML = """
 [model]
@@ -33,6 +36,35 @@ def deepseek_v3_mtp() -> Trainer.Config:
         activation_checkpoint=None,
     )
 """
+
+
+PIPELINE = """
+[model]
+flavor = "8B"
+[training]
+local_batch_size = 4
+global_batch_size = {batch}
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = {shards}
+pipeline_parallel_degree = 4
+"""
+
+
+@pytest.mark.parametrize(("batch", "passes"), [(16, None), (48, 3)])
+def test_the_pipeline_runs_once_for_each_local_batch(batch, passes):
+    """trainer.py, train_step: 48 / (4 * 4) = 3 local batches, each through the schedule; a file that is written says so."""
+    reading = read_torchtitan("job.toml", PIPELINE.format(batch=batch, shards=4), {}, None)
+    assert reading.config["parallelism"].get("pipeline_passes") == passes
+    found = to_job(reading, {"hardware.node_type": "dgx-h100"})
+    training = tomllib.loads(write(found, "torchtitan").text)["training"]
+    assert (training["local_batch_size"], training.get("global_batch_size")) == (4, 48 if passes else None)
+
+
+def test_a_pipeline_without_shards_is_counted_once():
+    reading = read_torchtitan("job.toml", PIPELINE.format(batch=16, shards=1), {}, None)
+    assert "pipeline_passes" not in reading.config["parallelism"]
+    assert [flag.name for flag in reading.of("unmodeled")] == ["training.global_batch_size"]
 
 
 def job(shards=8, compiled="true", mode="none", more=""):

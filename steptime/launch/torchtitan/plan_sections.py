@@ -15,6 +15,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.torchtitan.captures import captures
 from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
+from steptime.launch.torchtitan.forced_balance import balanced
 from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
 
 _P = "parallelism."
@@ -71,6 +72,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     parallelism |= fsdp_of(keys, degrees)
     experts, traced = experts_of(keys, model), is_traced(keys)
     parallelism |= experts.get("parallelism", {})
+    model = balanced(keys, model, parallelism.get("ep", 1), str(keys.get(f"{_P}expert_parallel_comm_backend")).lower())
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
     performance: dict[str, Any] = {"software": f"torchtitan{'' if degrees.fsdp else '-ddp'}{release}"}
@@ -85,7 +87,9 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     performance |= experts.get("performance", {})
     if degrees.fsdp and keys.on("training.enable_cpu_offload"):
         performance["cpu_offload"] = {"params": True}
-    return {"model": model, "parallelism": parallelism, "performance": performance, "data": data_of(keys, degrees)}
+    data = data_of(keys, degrees)
+    parallelism |= passes_of(keys, degrees, data)
+    return {"model": model, "parallelism": parallelism, "performance": performance, "data": data}
 
 
 def _field(section: Any, name: str) -> Any:
@@ -241,13 +245,22 @@ def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         micro = local // parts if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
         if micro < 1 or local % micro:
             keys.fail("training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})")
-        if gbs > at_once:
-            keys.leave_out(batch, "the pipeline drains after every local batch; counted as one pass")
     gbs = at_once if gbs < 1 else gbs
     if gbs % at_once and "parallelism.dp" not in keys.left_open:
         parts_of = f"local_batch_size * data-parallel ranks = {local} * {degrees.dp}"
         keys.fail(batch, f"must be a multiple of {parts_of} (got {gbs})")
     return {"gbs": gbs, "seqlen": keys.count("training.seq_len"), "microbatch_sz": micro}
+
+
+def passes_of(keys: JobKeys, degrees: Degrees, data: Mapping[str, Any]) -> dict[str, int]:
+    """How often the pipeline runs in a step: once for each local batch (torchtitan/trainer.py@b5bcd76c, train_step)."""
+    batch, at_once = "training.global_batch_size", keys.count("training.local_batch_size") * degrees.dp
+    if degrees.pp == 1 or data["gbs"] <= at_once or data["gbs"] % at_once:
+        return {}
+    if degrees.fsdp:
+        return {"pipeline_passes": data["gbs"] // at_once}
+    keys.leave_out(batch, "the pipeline drains after every local batch; counted as one pass")
+    return {}
 
 
 def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any]:

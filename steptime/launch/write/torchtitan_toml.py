@@ -38,7 +38,7 @@ def toml(job: Job) -> str:
 def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
     """Settings that take several keys."""
     p, data, software = job.parallelism, job.data, job.software
-    local = job.microbatches * data.microbatch_sz if p.pp > 1 else data.microbatch_sz
+    local = job.schedule_microbatches * data.microbatch_sz if p.pp > 1 else data.microbatch_sz
     alone = p.tp * p.pp * p.cp == 1  # as DDP alone runs
     copies = p.dp if alone and job.zero_level < 2 else p.replicas
     if copies == p.dp and not alone:  # it runs no DDP beside other degrees
@@ -46,7 +46,7 @@ def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
     found: dict[str, Any] = {
         **flavor(job.model),
         "training.local_batch_size": local,
-        "training.global_batch_size": data.gbs if p.pp == 1 and data.gbs != local * p.dp else None,
+        "training.global_batch_size": data.gbs if data.gbs != local * p.dp else None,
         "training.dtype": word_for(table, "training.dtype", software.states.param_dtype),
         "training.mixed_precision_param": word_for(table, "training.mixed_precision_param", software.compute_dtype),
         f"{_P}tensor_parallel_degree": p.tp,

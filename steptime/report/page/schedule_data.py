@@ -38,7 +38,7 @@ def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
     """Input of the script: `gaps` and `order` as above, deflated; the rest plain."""
     job, tick = estimate.job, estimate.step_s / TICKS
     p = job.parallelism
-    codes, coded = _coded(job.schedule, p.pp, p.vpp, job.microbatches, p.microbatch_group_sz)
+    codes, coded = _coded(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz)
     found = [_ticks(times, of, tick) for times, of in zip(timeline.times, codes, strict=True)]
     stages = range(len(found))
     around = [[s for s in timeline.around(stage) if s.end_s > s.start_s] for stage in stages]
@@ -52,7 +52,7 @@ def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
         for slices in around
     ]
     return {
-        "ticks": TICKS, "step_s": estimate.step_s, "vpp": p.vpp, "microbatches": job.microbatches,
+        "ticks": TICKS, "step_s": estimate.step_s, "vpp": p.vpp, "microbatches": job.schedule_microbatches,
         "lengths": [[of.get(code, 0) for code in range(len(KINDS) * p.vpp)] for of, _ in found],
         "start": round(timeline.start_s / tick), "end": round(timeline.end_s / tick),
         "layers": [[layer_range(timeline, stage, chunk) for chunk in range(p.vpp)] for stage in stages],
