@@ -209,7 +209,7 @@ def test_what_was_not_measured_is_named():
     assert words(place(hidden=16384.0), runs) == ["hidden size 16,384, measured up to 8,192"]
     assert words(place(seqlen=131072.0), runs) == ["sequences of 131,072 tokens, measured up to 4,096"]
     nvl = KIND._replace(accelerator="h100-nvl-94")
-    assert words(place(nvl), runs) == ["no measured run on h100-nvl-94; nearest h100-sxm5-80"]
+    assert words(place(nvl), runs) == ["no run on h100-nvl-94 among those behind the interval; nearest h100-sxm5-80"]
     fp8 = KIND._replace(precision="mxfp8")
     assert words(place(fp8), runs) == ["no measured run in mxfp8 on h100-sxm5-80"]
     assert words(place(KIND._replace(layers="hybrid")), runs) == ["no measured run with Mamba layers"]
@@ -234,7 +234,7 @@ def test_a_machine_of_ones_own_has_an_interval_that_names_it():
         job().replace(hardware={"node_type": own}, **{"performance.software": "torch", "parallelism.vpp": 1})
     ).time
     assert time.basis.evidence == "extrapolated"
-    assert time.basis.extrapolation[0].startswith("no measured run on own-chip; nearest ")
+    assert time.basis.extrapolation[0].startswith("no run on own-chip among those behind the interval; nearest ")
     assert 0.0 < time.step_s_p10 < time.step_s_p90
 
 

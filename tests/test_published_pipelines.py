@@ -44,9 +44,9 @@ def tokens_per_s(model: dict[str, Any], seqlen: int, batch: int, *, async_tp: bo
     [(8192, 32, "1f1b", 1, 100), (8192, 32, "interleaved", 2, 128), (32768, 8, "1f1b", 1, 76)],
 )
 def test_pipelines(seqlen, batch, schedule, vpp, measured):
-    """4 to 6 % too fast; 2 to 4 % while the factor of the release was fitted on a run taken for compiled that was eager."""
+    """1 to 5.4 % too slow, the interleaved schedule most; without time steps and reductions before sends 6 to 8 % too fast."""
     layout = {"pp": 8, "vpp": vpp, "schedule": schedule, "layers_per_stage": "auto", "dp": 8}
-    assert tokens_per_s(B405, seqlen, batch, **layout) == pytest.approx(measured, rel=0.06)
+    assert tokens_per_s(B405, seqlen, batch, **layout) == pytest.approx(measured, rel=0.055 if vpp == 2 else 0.05)
 
 
 def test_asynchronous_tensor_parallelism():

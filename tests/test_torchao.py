@@ -14,14 +14,14 @@ TOKENS, HIDDEN, INTER = 8192, 4096, 14336
 """Llama-3 8B at micro-batch 1 of 8,192 tokens."""
 
 
-def llama(tp=1, **performance):
+def llama(tp=1, on="grand-teton-h100", **performance):
     return estimate(
         Job(
             model="llama3-8b",
             parallelism={"tp": tp, "pp": 1, "dp": 8, "fsdp": {}},
             data={"gbs": 8, "seqlen": TOKENS, "microbatch_sz": 1},
             performance={"software": "torchtitan@0.2", **performance},
-            hardware="grand-teton-h100",
+            hardware=on,
         )
     )
 
@@ -250,3 +250,15 @@ def test_a_cast_of_an_input_has_no_backward_of_its_own():
     [cast] = [op for op in part.ops if op.name == "attn.qkv.cast"]
     assert forward(cast, slow, part.sizes).bytes == 3 * TOKENS * HIDDEN
     assert backward(cast, slow, part.sizes) == (NOTHING, NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("precision", "tokens_per_s"),
+    [("bf16", 5_376.5), ("fp8_tensorwise", 6_166), ("fp8_rowwise_gw_hp", 6_100), ("fp8_rowwise", 5_891)],
+)
+def test_torchao_on_mi300x(precision, tokens_per_s):
+    """pytorch/ao@36027d82 docs/source/workflows/training.md: 7 % too fast to 1 % too slow, 34 to 41 % too fast at the rates of
+    tuned kernels. No constant was fitted to these runs: the rates are of another trace, on MI325X.
+    """
+    found = llama(on="mi300x-node", precision=precision, compile="all", activation_checkpointing_type="per-op")
+    assert TOKENS / found.step_s == pytest.approx(tokens_per_s, rel=0.08)

@@ -217,7 +217,7 @@ def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[
             return []
         return [Beyond("machine", 0.5, f"no measured run in {kind.precision} on {kind.accelerator}")]
     siblings = any(other.architecture == kind.architecture for other in kinds)
-    text = f"no measured run on {kind.accelerator}; nearest {near.accelerator}"
+    text = f"no run on {kind.accelerator} among those behind the interval; nearest {near.accelerator}"
     return [Beyond("machine", 0.5 if siblings else 1.0, text)]
 
 

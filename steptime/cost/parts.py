@@ -134,10 +134,10 @@ class Context:
                 return hidden_s(cost.time_s, minimum(cost.time_s, neighbor_s), share=True, slowed=slowed)
             return hidden_s(cost.time_s, self.woven * minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
         if op.axis not in CONTEXT_AXES:
-            hidden = hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
             if async_tp.applies(self.software):
-                hidden = maximum(0.0, hidden - async_tp.sum_s(reduced_bytes, self.tp, self.rates.bytes_per_s))
-            return hidden
+                beside_s = async_tp.beside_s(op.bytes, reduced_bytes, self.tp, self.rates.bytes_per_s)
+                return async_tp.hidden_s(cost.time_s, neighbor_s, self.tp, beside_s)
+            return hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
         at_once_s = op.count * minimum(cost.time_s, neighbor_s * op.attention_share)
         return hidden_s(cost.time_s * op.count, at_once_s, overlap.cp, slowed)
 

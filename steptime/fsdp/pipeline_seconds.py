@@ -101,8 +101,18 @@ def chunk_seconds(
         sum(of.copy_s for of in every),
         first,
         later,
-        exposed_s([CommSeconds(0.0, 0.0, of.reduce_s, of.compute_s) for of in every], 0),
+        exposed_s(reductions(every, last_waits=not assembly.job.software.layout.time_steps), 0),
     )
+
+
+def reductions(every: Sequence[CommSeconds], *, last_waits: bool) -> list[CommSeconds]:
+    """Groups that copy and reduce their gradients, root first, then the layers in depth order.
+
+    The copies of a group wait for the reduction before it (_fsdp_param_group.py, post_backward); the stage waits for the last one
+    since January 2025 (pytorch/pytorch pull request 144535).
+    """
+    found = [CommSeconds(0.0, 0.0, of.reduce_s, of.compute_s) for of in every]
+    return found if last_waits else [*found[:-1], found[-1]._replace(reduce_s=0.0)]
 
 
 def sums_s(assembly: Assembly, rates: Rates, elements: Num) -> tuple[Num, Num]:
@@ -185,7 +195,10 @@ class PipelineSeconds:
             if step.fetched and not self.waits:
                 added = added + sum(self.shown[stage][c] for c in step.fetched)
             fetched = tuple([(c, mine[c].gather_s) for c in step.fetched]) if step.fetched and self.waits else ()
-            around = Around(added, fetched, of.reduce_s if step.reduces else 0.0)
+            after_s = of.reduce_s if step.reduces else 0.0
+            if self.assembly.job.software.layout.time_steps:  # before the gradient of its input is sent
+                added, after_s = added + after_s, 0.0
+            around = Around(added, fetched, after_s)
             if fetched or any(is_column(seconds) or seconds for seconds in (added, around.after_s)):
                 found[step.action if step.action in known else step.action._replace(kind="W")] = around
         return found

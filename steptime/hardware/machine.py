@@ -70,7 +70,8 @@ class Accelerator(Config):
     peak_flops: dict[str, FlopPerS] = Field(min_length=1)
     """Dense peak by dtype [FLOP/s]; never a sparse one."""
     sustained_flops: dict[str, FlopPerS] = Field(default_factory=no_entries)
-    """Median rate of GEMMs of at least 512 GFLOP by dtype, clocks and power settled [FLOP/s]."""
+    torch_gemm_share: float = Field(1.0, gt=0, le=1)
+    """Median rate of GEMMs of at least 512 GFLOP by dtype, clocks and power settled [FLOP/s]; torch's share of it."""
     best_flops: dict[str, FlopPerS] = Field(default_factory=no_entries)
     """Best momentary rate of any GEMM shape by dtype [FLOP/s] (MAMF); used only for a device without sustained rates."""
     same_chip_as: str = ""
@@ -124,8 +125,7 @@ class Machine(Config):
     host: Section[Host] | None = None
     host_factor: float = Field(1.0, gt=0)
     """Launch time of a kernel on its hosts divided by the software profile's: depends on cores and on process binding."""
-    price_per_device_hour: float | None = None
-    """US dollars."""
+    price_per_device_hour: float | None = None  # US dollars
     measured: bool = False
     """Whether published training runs on this machine are part of the validation."""
     note: str = ""

@@ -138,14 +138,12 @@ def sharded_run(
 
     `grid`: what is added is rounded with it, as `walk.walk` rounds the rest.
     """
-    extra: dict[int, Around] = {}
-    place: dict[int, tuple[int, int]] = {}
-    for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True)):
-        mine = around(stage, actions)
-        for action, number in zip(actions, numbers, strict=True):
-            place[number] = stage, action.chunk
-            if action in mine:
-                extra[number] = mine[action].rounded(grid)
+    extra = additions(found, around, grid)
+    place = {
+        number: (stage, action.chunk)
+        for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True))
+        for action, number in zip(actions, numbers, strict=True)
+    }
     nothing = Around(0.0, (), 0.0)
     free, network, come = [0.0], [0.0] * len(found.orders), dict[tuple[int, int], float]()
     for number in range(1, len(found.rows)):
@@ -160,3 +158,23 @@ def sharded_run(
     for numbers in found.stages:
         free[numbers[-1]] += extra.get(numbers[-1], nothing).after_s
     return free
+
+
+def additions(found: Graph, around: AroundActions, grid: float) -> dict[int, Around]:
+    """FSDP's additions by the number of the action, rounded."""
+    extra: dict[int, Around] = {}
+    for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True)):
+        mine = around(stage, actions)
+        extra.update(
+            {
+                number: mine[action].rounded(grid)
+                for action, number in zip(actions, numbers, strict=True)
+                if action in mine
+            }
+        )
+    return extra
+
+
+def added_s(found: Graph, around: AroundActions | None, grid: float) -> dict[int, float]:
+    """Seconds added to actions where nothing is fetched ahead and a reduction precedes what the stage sends."""
+    return {number: of.added_s + of.after_s for number, of in additions(found, around, grid).items()} if around else {}

@@ -11,16 +11,14 @@ from dataclasses import field
 from functools import cached_property, lru_cache, partial
 from itertools import islice
 from math import frexp, ldexp
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from steptime.base.records import record
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
-from steptime.schedule.sharded import AroundActions, sharded_run
-
-SecondsPerChunk: TypeAlias = Sequence[Sequence[float]]
-"""Seconds of each chunk, [pp][vpp]."""
+from steptime.schedule.sharded import AroundActions, added_s, sharded_run
+from steptime.schedule.tables import SecondsPerChunk, boundaries, by_kind
 
 
 class ActionSpan(NamedTuple):
@@ -39,9 +37,13 @@ class GraphRun(NamedTuple):
     sends: Sequence[float]
     free: list[float]
     """When each action lets its stage continue: at its end, or after its output is sent where sends block."""
+    begun: list[float] | None = None
+    """When each action starts, where its inputs do not tell: in time steps."""
 
     def starts(self) -> list[float]:
         """When each action starts."""
+        if self.begun is not None:
+            return self.begun
         free, sends = self.free, self.sends
         return [
             ready if (ready := free[previous]) > (arrived := free[source] + sends[send]) else arrived
@@ -50,6 +52,8 @@ class GraphRun(NamedTuple):
 
     def start(self, number: int) -> float:
         """When one action starts."""
+        if self.begun is not None:
+            return self.begun[number]
         previous, source, _, send = self.graph.rows[number]
         ready, arrived = self.free[previous], self.free[source] + self.sends[send]
         return ready if ready > arrived else arrived  # noqa: FURB136  (max() takes twice as long)
@@ -74,12 +78,20 @@ class Step(NamedTuple):
     blocking: bool
     around: AroundActions | None
     """FSDP's additions to some actions."""
+    stepped: bool
+    """Whether the stages exchange in time steps."""
     grid: float
     """The grid that seconds are rounded to."""
 
     def run(self, microbatches: int, group: int | None) -> GraphRun:
         """When each action ends, for `microbatches` micro-batches: the main loop of every estimate."""
         found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
+        if self.stepped:
+            from steptime.schedule.time_steps import step_numbers, stepped_run
+
+            steps, added = step_numbers(self.pp, self.vpp, microbatches, group), added_s(found, self.around, self.grid)
+            begun, done = stepped_run(found, steps, self.costs, self.sends, added)
+            return GraphRun(found, self.costs, [0.0] * len(self.sends), done, begun)
         held: Sequence[float] = self.costs
         waited: Sequence[float] = self.sends
         if self.blocking:
@@ -220,6 +232,7 @@ def walk(
     blocking: bool = False,
     group: int | None = None,
     around: AroundActions | None = None,
+    stepped: bool = False,
 ) -> Walk:
     """Run a schedule: every action starts when its stage is free and its input has arrived.
 
@@ -236,19 +249,18 @@ def walk(
         blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modeled.)
         group: as in `order`.
         around: what FSDP adds to some actions; then only the makespan counts it all.
+        stepped: interleaved 1F1B in time steps (`time_steps`), whose stages block each other.
 
     Raises:
         ValueError: as `order`, or lists of the wrong length.
     """
-    tables = _tables(schedule, forward_s, backward_s, weight_s)
+    tables = by_kind(schedule, pp, vpp, forward_s, backward_s, weight_s)
     costs = tuple([seconds for kind in tables for stage in kind for seconds in stage])
-    if any(len(kind) != pp or any(len(stage) != vpp for stage in kind) for kind in tables):
-        raise ValueError(f"forward_s and backward_s must be [{pp}][{vpp}]")
-    sends = (0.0, *_boundaries(send_s, pp, vpp), *_boundaries(send_back_s or send_s, pp, vpp))
+    sends = (0.0, *boundaries(send_s, pp, vpp), *boundaries(send_back_s or send_s, pp, vpp))
     stages = [sum(tables[0][stage]) + sum(tables[1][stage]) for stage in range(pp)]
     one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
     likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
-    step = partial(Step, schedule, pp, vpp, microbatches, group, blocking=blocking, around=around)
+    step = partial(Step, schedule, pp, vpp, microbatches, group, blocking=blocking, around=around, stepped=stepped)
     found = _walked(step, (costs, sends), min(likely, microbatches * one))
     return found if found.makespan_s <= likely else _walked(step, (costs, sends), microbatches * one)
 
@@ -265,25 +277,3 @@ def _walked(step: Callable[..., Step], seconds: Sequence[tuple[float, ...]], lon
 def _known(step: Step) -> Walk:
     """A step's walk, made once: replicas and ZeRO levels, as weak scaling varies them, leave the pipeline as it is."""
     return step.walk()
-
-
-def _tables(
-    schedule: str, forward_s: SecondsPerChunk, backward_s: SecondsPerChunk, weight_s: SecondsPerChunk | None
-) -> tuple[SecondsPerChunk, ...]:
-    """Seconds by kind of action."""
-    split = described(schedule).split
-    if weight_s is None:
-        if split:
-            raise ValueError(f"{schedule} runs the weight gradients separately: weight_s is required")
-        return forward_s, backward_s
-    both = [[b + w for b, w in zip(*rows, strict=True)] for rows in zip(backward_s, weight_s, strict=True)]
-    return (forward_s, both, backward_s, weight_s) if split else (forward_s, both)
-
-
-def _boundaries(send_s: Sequence[float], pp: int, vpp: int) -> list[float]:
-    """One send time for each of the pp boundaries."""
-    if len(send_s) == pp:
-        return list(send_s)
-    if len(send_s) == pp - 1 and vpp == 1:
-        return [*send_s, 0.0]
-    raise ValueError(f"send times must be one for each of {pp} boundaries, not {len(send_s)}")

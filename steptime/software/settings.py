@@ -68,6 +68,9 @@ class LayoutSettings(Switches):
     fsdp_ends: Literal["root", "apart", "head"]
     no_sync: bool
     """FSDP: whether experts that no ranks share are a group; groups of embedding and head (`Fsdp.ends`); one reduction a step."""
+    time_steps: bool
+    """torch's pipelining as of 2.6: chunks of a stage exchange in time steps and gather nothing ahead, and a chunk's gradients,
+    except one group's, are reduced before the last gradient of its input is sent."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
 

@@ -21,22 +21,28 @@ CHUNK = ChunkSeconds(1_000.0, 200.0, 30.0, 50.0, 7.0, 0.5, 0.25, 9.0)
 
 
 def additions(
-    stage: int, *, overlap: bool = True, schedule: str = "1f1b", vpp: int = 1, reshard: bool = False
+    stage: int, *, software: str = "fsdp2", schedule: str = "1f1b", vpp: int = 1, **options: bool
 ) -> dict[str, Around]:
     """By action, of two stages and two micro-batches."""
-    found = of_stages(overlap=overlap, schedule=schedule, vpp=vpp, reshard=reshard)
+    found = of_stages(software=software, schedule=schedule, vpp=vpp, **options)
     actions = order(schedule, 2, vpp, 2)[stage]
     return {f"{one.kind}{one.microbatch}.{one.chunk}": around for one, around in found(stage, actions).items()}
 
 
 def of_stages(
-    *, overlap: bool = True, schedule: str = "1f1b", vpp: int = 1, reshard: bool = False, microbatches: int = 2
+    *,
+    software: str = "fsdp2",
+    overlap: bool = True,
+    schedule: str = "1f1b",
+    vpp: int = 1,
+    reshard: bool = False,
+    microbatches: int = 2,
 ) -> PipelineSeconds:
     """Of two stages whose chunks are alike."""
     on = machine(link=1.0, node=2)
     layout = {"dp": 4, "pp": 2, "vpp": vpp, "schedule": schedule, "fsdp": {"reshard_after_forward": reshard}}
     made = job(
-        "fsdp2",
+        software,
         on=on,
         microbatches=microbatches,
         model={"n_layers": 4},
@@ -80,6 +86,15 @@ def test_chunks_fetched_ahead_are_copied_out_when_they_run(overlap, at_once):
     assert {"F1.0", "F1.1"}.isdisjoint(found)
     assert [found[f"B0.{chunk}"] for chunk in (0, 1)] == [Around(0.5, (), 0.0)] * 2
     assert [found[f"B1.{chunk}"] for chunk in (0, 1)] == [Around(0.25, (), 9.0)] * 2
+
+
+def test_time_steps_reduce_before_the_gradient_is_sent():
+    """torch 2.6, with two chunks: F0 of each gathers it, 1,000 s, since nothing is fetched ahead; B1 takes 0.25 s of its sum and
+    the 9 s of the reduction, and nothing follows it.
+    """
+    found = additions(0, software="torchtitan@0.1", schedule="interleaved", vpp=2)
+    assert [found[f"F0.{chunk}"] for chunk in (0, 1)] == [Around(1_000.0, (), 0.0)] * 2
+    assert [found[f"B1.{chunk}"] for chunk in (0, 1)] == [Around(0.25 + 9.0, (), 0.0)] * 2
 
 
 def test_sums_of_a_step_for_one_micro_batch():

@@ -46,6 +46,12 @@ def test_what_a_machine_file_leaves_unsaid(figures, rate):
     assert part("gemm", **figures) == by_hand(PRODUCTS / rate)
 
 
+def test_torch_reaches_its_share_of_a_tuned_rate():
+    """Half of it: products take twice as long under torch, and no longer under Megatron-Core."""
+    assert part("gemm", torch_gemm_share=0.5) == by_hand(2 * PRODUCTS)
+    assert part("gemm", "megatron-core", torch_gemm_share=0.5) == part("gemm", "megatron-core")
+
+
 @pytest.mark.parametrize(
     ("kernel", "forward", "backward"),
     [
