@@ -81,18 +81,31 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
     `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments. A
-    script that is given no arguments and launches nothing while they are unknown is read as run without arguments.
+    script that is given no arguments is read as run without arguments if, while they are unknown, it launches nothing or a test
+    of them decides about flags; not where it stops without them (${1:?...}).
 
     Raises:
         ConfigError: the text is no shell script that can be read (an unclosed quote), or has no one launch command.
     """
     found = _read(text, name, env, beside, None)
-    unclear = found.problems or not found.program
-    again = _read(text, name, env, beside, []) if unclear and "1" not in (env or {}) else found
-    found = again if again.program and not again.problems else found
+    unclear = bool(found.problems) or not found.program
+    tried = (unclear or _hangs_on_words(found)) and "1" not in (env or {})
+    again = _read(text, name, env, beside, []) if tried else found
+    found = again if again.program and not again.problems and (unclear or not _lacks_words(again)) else found
     if found.problems:
         raise ConfigError(found.problems)
     return found
+
+
+def _hangs_on_words(found: Script) -> bool:
+    """Whether a test of the script's own arguments decides about flags of its program."""
+    reasons = (reason for word in found.arguments for reason in word.unresolved)
+    return any(reason.choices and reason.variable.isdecimal() for reason in reasons)
+
+
+def _lacks_words(found: Script) -> bool:
+    """Whether arguments that the script is not given are part of what it launches."""
+    return any(reason.variable.isdecimal() for word in found.arguments for reason in word.unresolved)
 
 
 def _read(
@@ -115,6 +128,8 @@ def _read(
     doubt = launch.command.doubt if launch is not None else None
     notes = (f"line {launch.command.line} is assumed to run: it depends on {doubt.why}",) if launch and doubt else ()
     notes = (*walk.told, *notes)
+    if scope.required and positional is not None:
+        problems.append(f"{name}: ${scope.required[0]} has no value, and the script stops without it")
     if walk.full:
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {
