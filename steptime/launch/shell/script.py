@@ -27,6 +27,7 @@ _OFFICIAL = re.compile(
     r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
 )
 """As Megatron-DeepSpeed's examples say: TOKENIZER_PATH=.../tokenizer.model # offical llama tokenizer.model"""
+_CONTAINER = re.compile(r"^[^#\n]*nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)", re.MULTILINE)
 
 
 class Script(NamedTuple):
@@ -64,6 +65,8 @@ class Script(NamedTuple):
     """Whether neither a launcher nor a variable with a number of processes starts more than one."""
     tokenizer: str = ""
     """Whose official tokenizer a comment says that the script has, or ""."""
+    container: str = ""
+    """The version of NVIDIA's PyTorch container that it names, or ""."""
 
 
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
@@ -139,7 +142,10 @@ def _read(
     }
     official = _OFFICIAL.search(text)
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
-    nothing = nothing._replace(tokenizer=official[1].lower() if official else "")
+    container = _CONTAINER.search(text)
+    nothing = nothing._replace(
+        tokenizer=official[1].lower() if official else "", container=container[1] if container else ""
+    )
     fragments = _fragments(walk.scope, name) if launch is None else []
     if fragments and (unknown := _unknown_flags(walk.scope)):
         return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
