@@ -140,12 +140,8 @@ def _read(
         for key, found in walk.scope.values.items()
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
-    official = _OFFICIAL.search(text)
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
-    container = _CONTAINER.search(text)
-    nothing = nothing._replace(
-        tokenizer=official[1].lower() if official else "", container=container[1] if container else ""
-    )
+    nothing = nothing._replace(tokenizer=_first(_OFFICIAL, text).lower(), container=_first(_CONTAINER, text))
     fragments = _fragments(walk.scope, name) if launch is None else []
     if fragments and (unknown := _unknown_flags(walk.scope)):
         return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
@@ -157,6 +153,12 @@ def _read(
         return nothing
     read = {key: env[key] for key in scope.read if env and key in env and key not in _USUAL}
     return _launched(nothing._replace(environment=read, notes=notes), launch, walk.scope)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    """What the pattern's group first is in a text, or ""."""
+    found = pattern.search(text)
+    return found[1] if found else ""
 
 
 def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
