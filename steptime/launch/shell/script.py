@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside, read_beside
-from steptime.launch.devices import SET_DEVICES, taken
+from steptime.launch.devices import OF_EXAMPLE, SET_DEVICES, taken
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
@@ -22,6 +22,7 @@ from steptime.launch.shell.processes import COUNTS, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
+from steptime.launch.shell.usage import examples_of
 
 _OFFICIAL = re.compile(
     r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
@@ -85,19 +86,33 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
 
     `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments. A
     script that is given no arguments is read as run without arguments if, while they are unknown, it launches nothing or a test
-    of them decides about flags; not where it stops without them (${1:?...}).
+    of them decides about flags; not where it stops without them (${1:?...}). Else those of an example in its comments are taken.
 
     Raises:
         ConfigError: the text is no shell script that can be read (an unclosed quote), or has no one launch command.
     """
     found = _read(text, name, env, beside, None)
-    unclear = bool(found.problems) or not found.program
-    tried = (unclear or _hangs_on_words(found)) and "1" not in (env or {})
-    again = _read(text, name, env, beside, []) if tried else found
-    found = again if again.program and not again.problems and (unclear or not _lacks_words(again)) else found
+    if "1" not in (env or {}):
+        found = _without_words(found, text, name, env, beside)
     if found.problems:
         raise ConfigError(found.problems)
     return found
+
+
+def _without_words(found: Script, text: str, name: str, env: dict[str, str] | None, beside: Beside | None) -> Script:
+    """The reading of a script that the user gives no arguments: run without any, else with those of a comment's example."""
+    unclear = bool(found.problems) or not found.program
+    again = _read(text, name, env, beside, []) if unclear or _hangs_on_words(found) else found
+    found = again if again.program and not again.problems and (unclear or not _lacks_words(again)) else found
+    example = next(iter(examples_of(text, name)), None) if _lacks_words(found) else None
+    if example is None:
+        return found
+    given = _read(text, name, env, beside, [Value(clean(word), 0) for word in example.words])
+    if given.problems or not given.program or _lacks_words(given):
+        return found
+    shown = " ".join(example.words)
+    why = f"{OF_EXAMPLE}: those of the example in line {example.line} taken ({shown[:60]}{'...' * (len(shown) > 60)})"
+    return given._replace(notes=(*given.notes, f"{why}; for others pass script and arguments as one string"))
 
 
 def _hangs_on_words(found: Script) -> bool:
