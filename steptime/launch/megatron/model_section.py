@@ -163,7 +163,9 @@ def _vocabulary(keys: JobKeys) -> int | None:
         if keys.get("patch_tokenizer_type") and keys.get("load") and not any(files):
             # Pai-Megatron-Patch megatron_patch/tokenizer/__init__.py: the tokenizer of the checkpoint's folder
             found = found or entries_of("", [str(keys.get("load"))])
-        if keys.tokenizer and not found:  # its file has a plain name
+        if keys.tokenizer.isdecimal():
+            found = found or (int(keys.tokenizer), "VOCAB_SIZE of the script")
+        elif keys.tokenizer and not found:  # its file has a plain name
             found = entries_of("", [f"{keys.tokenizer}_tokenizer.model"])
         found = found or _one_multiple(keys)
         if found is None:

@@ -65,7 +65,7 @@ class Script(NamedTuple):
     alone: bool = False
     """Whether neither a launcher nor a variable with a number of processes starts more than one."""
     tokenizer: str = ""
-    """Whose official tokenizer a comment says that the script has, or ""."""
+    """Whose official tokenizer a comment says that the script has, else the number in its variable VOCAB_SIZE, or ""."""
     container: str = ""
     """The version of NVIDIA's PyTorch container that it names, or ""."""
 
@@ -156,7 +156,9 @@ def _read(
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
-    nothing = nothing._replace(tokenizer=_first(_OFFICIAL, text).lower(), container=_first(_CONTAINER, text))
+    said = variables.get("VOCAB_SIZE", "")
+    tokenizer = _first(_OFFICIAL, text).lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
+    nothing = nothing._replace(tokenizer=tokenizer, container=_first(_CONTAINER, text))
     fragments = _fragments(walk.scope, name) if launch is None else []
     if fragments and (unknown := _unknown_flags(walk.scope)):
         return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
