@@ -53,3 +53,9 @@ def test_the_vocabulary_that_the_script_states(tmp_path):
     assert "vocabulary not set, VOCAB_SIZE of the script assumed: 250680" in job.notes
     assert job_of(tmp_path, GPT2, "VOCAB_SIZE=250680\n").model.vocab_sz == 50257
     assert "vocabulary size unknown" in problem_of(tmp_path, own, "VOCAB_SIZE=250k\n")
+
+
+def test_masks_trained_over_frozen_weights_are_refused(tmp_path):
+    told = problem_of(tmp_path, f"{GPT2} --N 2 --M 4 --mask-only --gumbel-scale-range 1e2 5e2")
+    assert "--mask-only" in told
+    assert "its name suggests a cost" in told
