@@ -72,3 +72,14 @@ def test_an_argument_that_a_script_requires_is_asked_for(tmp_path):
     )
     assert problem_of(tmp_path, script) == f"line 4: --sequence-parallel: {why}"
     assert read_of(tmp_path, script, "0").config["parallelism"]["sp"] is False
+
+
+def test_values_within_one_quoted_command_line_stay_asked_for(tmp_path, monkeypatch):
+    """A wrapper passes the whole line as one word, whose parts are each missing for their own reason."""
+    monkeypatch.delenv("PR", raising=False)
+    test = 'if [ "$PR" = fp8 ]; then P="--fp8-format hybrid"; else P=""; fi\n'
+    script = f'{test}ALL="{LAUNCH.split(".py ")[1]} --bf16 $P"\ntorchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py "$ALL"\n'.replace(
+        "size 1 ", "size $MBS "
+    )
+    told = "$MBS, $PR have no value; write MBS=... PR=... before the command"
+    assert problem_of(tmp_path, script).endswith(told)

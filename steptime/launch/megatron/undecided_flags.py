@@ -20,7 +20,8 @@ def decided(
     kept: list[Word] = []
     open_: list[tuple[int, Unknown, str]] = []
     for word in words:
-        cause = next((reason for reason in word.unresolved if reason.choices), None)
+        own = (reason for reason in word.unresolved if reason.why.startswith(f"{word.text} "))
+        cause = next((reason for reason in own if reason.choices), None)
         if cause is None:
             kept.append(word)
             continue

@@ -103,7 +103,10 @@ def _without_words(found: Script, text: str, name: str, env: dict[str, str] | No
     """The reading of a script that the user gives no arguments: run without any, else with those of a comment's example."""
     unclear = bool(found.problems) or not found.program
     again = _read(text, name, env, beside, []) if unclear or _hangs_on_words(found) else found
-    found = again if again.program and not again.problems and (unclear or not _lacks_words(again)) else found
+    whole = unclear or not (
+        _lacks_words(again) or _missing(again) < _missing(found)
+    )  # a loop over no words leaves all empty
+    found = again if again.program and not again.problems and whole else found
     example = next(iter(examples_of(text, name)), None) if _lacks_words(found) else None
     if example is None:
         return found
@@ -119,6 +122,11 @@ def _hangs_on_words(found: Script) -> bool:
     """Whether a test of the script's own arguments decides about flags of its program."""
     reasons = (reason for word in found.arguments for reason in word.unresolved)
     return any(reason.choices and reason.variable.isdecimal() for reason in reasons)
+
+
+def _missing(found: Script) -> int:
+    """How many words of the arguments have no value, those apart whose texts are known."""
+    return sum(any(not reason.choices for reason in word.unresolved) for word in found.arguments)
 
 
 def _lacks_words(found: Script) -> bool:
