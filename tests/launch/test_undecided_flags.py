@@ -78,8 +78,8 @@ def test_values_within_one_quoted_command_line_stay_asked_for(tmp_path, monkeypa
     """A wrapper passes the whole line as one word, whose parts are each missing for their own reason."""
     monkeypatch.delenv("PR", raising=False)
     test = 'if [ "$PR" = fp8 ]; then P="--fp8-format hybrid"; else P=""; fi\n'
-    script = f'{test}ALL="{LAUNCH.split(".py ")[1]} --bf16 $P"\ntorchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py "$ALL"\n'.replace(
-        "size 1 ", "size $MBS "
-    )
+    flags = LAUNCH.split(".py ")[1].replace("size 1 ", "size $MBS ")
+    run = 'torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py "$ALL"'
+    script = f'{test}ALL="{flags} --bf16 $P"\n{run}\n'
     told = "$MBS, $PR have no value; write MBS=... PR=... before the command"
     assert problem_of(tmp_path, script).endswith(told)
