@@ -63,6 +63,8 @@ def of_comment(text: str) -> int | None:
 
 SET_DEVICES = "add --set parallelism.dp=N"
 """The user's fix where the number of devices is unknown."""
+OF_EXAMPLE = "no arguments given"
+"""Begins the note that the arguments of a script are those of an example in its comments."""
 NOT_STATED = "number of devices not set"
 """Start of the note on a number of devices that no file states; the report prints it below its first lines."""
 

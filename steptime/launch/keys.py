@@ -159,9 +159,10 @@ _COST = re.compile(
     r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
     r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
     r"|compile|graphs?|accum\w*|freeze\w*|frozen|packing|packed|tensors?|width|depth"
+    r"|mask_only|gumbel|prun(?:e|ed|ing)|sparsity|distill\w*|teacher|student"
     r"|(?:model|block|context|ctx)_(?:size|len(?:gth)?))(?:_|$)"
 )
-"""Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer or overlap."""
+"""Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer, overlap, what trains."""
 _COST_SECTION = re.compile(r"(?:^|[._])(?:attention|attn|moe|experts?|mamba|mlp|lora|adapters?)(?:[._]|$)")
 """Names of sections whose keys all refer to layers."""
 _NO_COST = re.compile(

@@ -43,9 +43,9 @@ MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
+_MEGATRON = r"-{8,} arguments -{8,}[\s\S]*?\bhidden_size \.{3,} \d+\s*$"  # in its dump; GPT-NeoX's lines say more
 _NODES = "DGXNNODES"  # of MLPerf's jobs
-_SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"
-"""What sbatch -N $DGXNNODES --ntasks-per-node=$DGXNGPU sets for MLPerf's run_and_time.sh."""
+_SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"  # by sbatch
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
@@ -188,7 +188,7 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     Raises:
         ConfigError: it has no marks of any kind.
     """
-    kinds = _kinds(text)
+    kinds = _kinds(text) if not re.search(_MEGATRON, text, re.MULTILINE) else ["megatron"]
     if (
         set(kinds) <= {"transformers", "deepspeed"}
         and beside is not None

@@ -22,12 +22,14 @@ def _of_devices(estimate: Estimate) -> list[str]:
     """Notes on the number of devices, which are below the first line and not repeated among the first assumptions."""
     if not estimate.job.notes:
         return []
-    from steptime.launch.devices import NOT_STATED, NOT_THE_FILES, is_spread
+    from steptime.launch.devices import NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, is_spread
 
     job = estimate.job
     devices, on_node = job.parallelism.devices, job.machine.devices_per_node
     return [
-        note for note in job.notes if note.startswith((NOT_STATED, NOT_THE_FILES)) or is_spread(note, devices, on_node)
+        note
+        for note in job.notes
+        if note.startswith((NOT_STATED, NOT_THE_FILES, OF_EXAMPLE)) or is_spread(note, devices, on_node)
     ]
 
 

@@ -17,7 +17,7 @@ from steptime.job.sections import Hardware
 from steptime.launch.beside import Beside
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
 from steptime.launch.logs.steady import Steady, steady
-from steptime.launch.megatron.sources import from_arguments
+from steptime.launch.megatron.sources import from_arguments, of_dump
 from steptime.launch.read import KINDS, TABLES, read, read_as, read_text
 from steptime.launch.reading import Reading, to_job
 from steptime.validation.conventions import ComparedFlops, counted
@@ -190,7 +190,7 @@ def _beside(path: str, kind: str | None, sets: dict[str, Any]) -> Reading:
 def _plan_of(log: JobLog, arguments: dict[str, str], name: str) -> Reading:
     """The plan of Megatron's arguments, with the vocabulary size that is logged after them."""
     vocabulary = log.vocabulary.size if log.vocabulary is not None else None
-    return from_arguments(arguments, name, vocab_size=vocabulary)
+    return from_arguments(of_dump(arguments), name, vocab_size=vocabulary)
 
 
 def _check_same_job(log: JobLog, reading: Reading) -> None:

@@ -101,6 +101,25 @@ def test_a_checkpoint_gives_the_model_where_flags_leave_its_biases_open(tmp_path
     assert job_of(tmp_path, {"llama2.sh": script}, "llama2.sh", {"model": "llama2-70b"}).model.n_kv_heads == 8
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "hidden"), [("Llama-2-70b-hf", 8192), ("Llama-2-70b-ja", 8192), ("Llama-2-70b-hf", 4096)]
+)
+def test_a_checkpoint_named_after_a_preset_with_the_same_sizes_has_its_groups(tmp_path, tokenizer, hidden):
+    """Llama 2 70B: 64 heads in 8 groups, no biases, 32000 entries; another name or size is asked for."""
+    flags = (
+        f"--num-layers 80 --hidden-size {hidden} --ffn-hidden-size 28672 --num-attention-heads 64 --seq-length 4096 "
+    )
+    flags += "--micro-batch-size 1 --global-batch-size 8 --bf16 --use-checkpoint-args --tensor-model-parallel-size 8 "
+    flags += f"--tokenizer-type Llama2Tokenizer --tokenizer-model /hf/{tokenizer}/tokenizer.model --hidden-dropout 0"
+    files = {"run.sh": f"torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py {flags}\n"}
+    if (tokenizer, hidden) != ("Llama-2-70b-hf", 8192):
+        (told,) = problems(tmp_path, files, "run.sh")
+        assert told.startswith("--use-checkpoint-args: sizes, groups and biases of the checkpoint")
+        return
+    model = job_of(tmp_path, files, "run.sh").model
+    assert (model.n_kv_heads, model.bias, model.vocab_sz, model.dropout) == (8, False, 32000, 0.0)
+
+
 def test_a_forks_own_model_is_not_the_debug_model(tmp_path):
     text = '[model]\nconfig = "own/transformer-1.3B"\n[training]\nbatch_size = 32\nseq_len = 2048\n'
     assert problems(tmp_path, {"job.toml": text}, "job.toml") == [

@@ -103,7 +103,7 @@ def test_a_script_is_named_with_its_words(tmp_path):
     assert found.config["performance"]["overlap"] == {"tp": True, "dp": True, "pp": False}
     why = "pass script and arguments as one string: 'SCRIPT ARG ...'"
     told = problems(read, "megatron", str(path))
-    assert told == [f"{path}: line 130: $3, $4, $2, $5, $7, $8, $9 have no value; {why}"]
+    assert told == [f"{path}: line 130: $3, $4, $2, $5, $7, $8, $9, $6, $12 have no value; {why}"]
 
 
 def test_the_environment_is_named():

@@ -15,6 +15,7 @@ from steptime.launch.logs.printed_config import read_dump
 from steptime.launch.megatron.flags import plain
 from steptime.launch.megatron.sources import from_arguments, read_megatron
 from steptime.launch.plan_yaml import plan_yaml
+from steptime.launch.read import kind_of
 from steptime.launch.reading import to_job
 
 
@@ -165,3 +166,12 @@ def test_a_log_without_its_arguments_is_told_as_a_log(name, text):
         read_megatron(name, text)
     missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
     assert error.value.problems == [f"{name}: {missing}; give the log from its beginning, or the launch script"]
+
+
+def test_a_log_with_a_dump_is_megatrons_whatever_other_lines_it_has(tmp_path):
+    """DeepSpeed's engine prints its config, in which words of other frameworks occur."""
+    path = tmp_path / "output.txt"
+    path.write_text(
+        "\n".join(["ninja [OKAY]", *dump(), "train_type: x", "swift sft", '{"zero_optimization": {}}', "}"])
+    )
+    assert kind_of(str(path), path.read_text()) == "megatron"

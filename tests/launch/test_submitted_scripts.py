@@ -127,3 +127,17 @@ def test_jobs_of_which_a_test_chooses_one_are_asked_about():
     text = "if [ -f x ]; then\ntorchrun train.py --a 1\nelse\ntorchrun train.py --a 2\nfi"
     with pytest.raises(ConfigError, match="write LAUNCH_LINE=N before the command, N one of these"):
         words(text)
+
+
+def test_values_missing_from_a_script_that_is_written_first_are_asked_for(tmp_path):
+    """A missing value stands as a numbered mark, whose number was read as the value once the script was written to a file."""
+    flags = FLAGS.replace("--num-layers 4", "--num-layers $LAYERS").replace(
+        "--micro-batch-size 1", "--micro-batch-size $MBS"
+    )
+    run = tmp_path / "run.sh"
+    body = f"torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py {flags} --bf16"
+    run.write_text(f"#!/bin/bash\ncat > job.sbatch <<EOF\n#!/bin/bash\n{body}\nEOF\nsbatch job.sbatch\n")
+    with pytest.raises(ConfigError) as error:
+        job(run)
+    fix = "write LAYERS=... MBS=... before the command"
+    assert error.value.problems == [f"{run}: line 2: $LAYERS, $MBS have no value; {fix}"]

@@ -12,6 +12,7 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.base.words import counted
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
+from steptime.launch.megatron.undecided_flags import decided
 from steptime.launch.reading import Sets
 from steptime.launch.shell.expansion import NOT_RUN
 from steptime.launch.shell.processes import Word, taken_apart
@@ -47,7 +48,8 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
     """The arguments in the words after the program; the last of several wins, as in argparse."""
     line = CommandLine({}, {}, [], [], {})
     groups: list[list[Word]] = []
-    for word in taken_apart(list(words)):
+    known, undecided = decided(taken_apart(list(words)), _with_flags)
+    for word in known:
         if _FLAG.fullmatch(word.text):
             name, equals, value = word.text.partition("=")
             groups.append([word._replace(text=name), *([word._replace(text=value)] if equals else [])])
@@ -57,8 +59,16 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
             _stray(word, line)
     for flag, *values in groups:
         _add(flag, values, line)
+    for number, cause, named in undecided:
+        line.unset.setdefault((number, cause), []).append(named)
     line.problems.extend(_unset(line.unset))
     return line
+
+
+def _with_flags(words: list[Word]) -> dict[str, tuple[str, str]]:
+    """The arguments in these words, each with its flag as written and its value."""
+    said = arguments_of(words)
+    return {argument: (said.names[argument], value) for argument, value in said.arguments.items()}
 
 
 def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from steptime.job.edit import read_model
 from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import attention_section, latent
 from steptime.launch.megatron.expert_layers import expert_section
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
+from steptime.launch.named_models import preset_of
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 
 _TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
@@ -22,12 +24,8 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
     if not {"num_layers", "hidden_size", "num_attention_heads"} & {*keys.values, *keys.defaults}:
         keys.left_open.setdefault("model", "model unknown; add --set model=NAME (3dtrn models lists them)")
         return {}
-    if (
-        keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values
-    ):  # checkpointing.py, load_args_from_checkpoint
-        what = f"{keys.name('use_checkpoint_args')}: sizes, groups and biases of the checkpoint override the flags"
-        keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models lists them)"
-        return {}
+    if keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values:
+        return _of_checkpoint(keys)
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     named = keys.get("glu_activation") is not None
     glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit") or named
@@ -61,6 +59,29 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
     if depths := section.get("mtp") or keys.whole("mtp_num_layers", least=0):
         section |= {"mtp": depths, "mtp_repeated": keys.on("mtp_use_repeated_layer") or None}
     return {key: value for key, value in section.items() if value is not None}
+
+
+_LOADED = ("load", "pretrained_checkpoint", "tokenizer_model", "tokenizer_name_or_path")
+"""Arguments whose paths name the model that training starts from."""
+
+
+def _of_checkpoint(keys: JobKeys) -> dict[str, Any]:
+    """The preset that a part of the paths names and whose sizes the flags have; the checkpoint has its other settings.
+
+    Megatron-LM megatron/checkpointing.py, load_args_from_checkpoint: groups, biases and positions override the flags.
+    """
+    parts = [part for key in _LOADED for part in str(keys.get(key) or "").split("/")]
+    for name in dict.fromkeys(found for part in parts if part and (found := preset_of(part))):
+        said = {size: keys.whole(argument) for size, argument in zip(SIZES[:4], _SIZES[:4], strict=True)}
+        if all(getattr(read_model(name), size) == value for size, value in said.items()):
+            where = keys.name("use_checkpoint_args")
+            keys.notes.append(f"model {name}, which the paths name and whose sizes the flags have ({where})")
+            for argument in _SIZES[:4]:
+                keys.becomes(argument, "model")
+            return {"preset": name} | {key: value for key, value in _dropout(keys).items() if value is not None}
+    what = f"{keys.name('use_checkpoint_args')}: sizes, groups and biases of the checkpoint override the flags"
+    keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models lists them)"
+    return {}
 
 
 def _kv_heads(keys: JobKeys, heads: int) -> int | None:
@@ -139,7 +160,12 @@ def _vocabulary(keys: JobKeys) -> int | None:
         found = entries_of(kind, [str(name) for name in files if name], keys.beside, " ".join(called))
         if not any(files) and (name := keys.get("run.name")):
             found = found or entries_of("", [str(name)])
-        if keys.tokenizer and not found:  # its file has a plain name
+        if keys.get("patch_tokenizer_type") and keys.get("load") and not any(files):
+            # Pai-Megatron-Patch megatron_patch/tokenizer/__init__.py: the tokenizer of the checkpoint's folder
+            found = found or entries_of("", [str(keys.get("load"))])
+        if keys.tokenizer.isdecimal():
+            found = found or (int(keys.tokenizer), "VOCAB_SIZE of the script")
+        elif keys.tokenizer and not found:  # its file has a plain name
             found = entries_of("", [f"{keys.tokenizer}_tokenizer.model"])
         found = found or _one_multiple(keys)
         if found is None:

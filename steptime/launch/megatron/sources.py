@@ -22,6 +22,7 @@ from steptime.launch.megatron.flags import arguments_of, fitting_release, is_leg
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import NAMED, without_layers
+from steptime.launch.megatron.own_layers import put_own_layers
 from steptime.launch.megatron.programs import does_not_train
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
@@ -55,7 +56,7 @@ def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, besi
     """
     if BEGIN.search(text):
         arguments = _located(path, read_dump, text.splitlines())
-        return from_arguments(arguments, path, vocab_size=vocabulary_of(text), sets=sets)
+        return from_arguments(of_dump(arguments), path, vocab_size=vocabulary_of(text), sets=sets)
     if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
         words = _yaml_words(text, _model_args(text, path))
         return _from_words(path, words, None, sets, launcher=load_table("megatron").raw["tests"])
@@ -207,6 +208,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     elif "attention_backend" not in keys.values:
         put_backend(keys, values)
     put_tokenizer(keys, script.program, values)
+    put_own_layers(keys, script)
     for words, what in _OTHER_MODELS.items():
         if what == _HYBRID and hybrid_pattern(keys):
             continue
@@ -240,6 +242,12 @@ def from_arguments(
     keys = keys_of(said, {}, source, sets, table)
     reading = _plan(keys, is_legacy(arguments), world_size)
     return _of_release(reading, fitting_release(arguments.keys(), dump=True))
+
+
+def of_dump(arguments: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of a dump, which has all of its parser: without --transformer-impl there are only Megatron's own layers."""
+    alone = "transformer_impl" not in arguments and not is_legacy(arguments)
+    return {**arguments, "transformer_impl": "local"} if alone else dict(arguments)
 
 
 def _of_release(reading: Reading, release: str) -> Reading:

@@ -11,7 +11,7 @@ from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander, quoted
 from steptime.launch.shell.grammar import ASSIGNMENT, Simple
 from steptime.launch.shell.lexer import Lexer, Token
-from steptime.launch.shell.scope import Scope, Unknown, Value
+from steptime.launch.shell.scope import Scope, Unknown, Value, clean
 
 LARGEST = 2_000_000
 """Maximum length of a variable's value."""
@@ -96,6 +96,7 @@ def _filled_in(expand: Expander, node: Simple, beside: Beside) -> str | None:
     files = [word for word in words if not re.match(r"s([/#|,]).*\1", word)]
     if len(files) != 1 or len(replaced) != len(words) - 1 or (text := beside.text(files[0])) is None:
         return None
+    text = clean(text) if text not in beside.written.values() else text
     for found in replaced:
         text = text.replace(found[2], re.sub(r"\\(.)", r"\1", found[3]))
     return text

@@ -254,7 +254,8 @@ class DryRun:
         if text is None:
             return False
         with self.deeper(words or self.scope.positional):
-            self.block(grammar.parse_shell(clean(text), self.scope.shown(path)))
+            own = text in self.beside.written.values()  # which may have marks of missing values
+            self.block(grammar.parse_shell(text if own else clean(text), self.scope.shown(path)))
         self.started_by(launcher or [], start)
         return True
 

@@ -193,6 +193,7 @@ class Expander:
         if not empty:
             return values
         if kind[-1] == "?":
+            self.scope.required += [name] if name.isdecimal() else []
             return [Value(self.scope.unset(name), line)]
         if kind[-1] == "=":
             self.scope.put(name, " ".join(value.text for value in filled), line)

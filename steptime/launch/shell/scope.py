@@ -32,6 +32,8 @@ class Unknown(NamedTuple):
     why: str
     variable: str = ""
     """The variable that is not set, where that is the cause."""
+    choices: tuple[str, ...] = ()
+    """The texts that it may be, where an undecided test gives it one of several and some of them are flags."""
 
     def within(self, place: str) -> Unknown:
         """The same as the reason for something else."""
@@ -97,6 +99,8 @@ class Scope:
         """What a function of the script prints with these words, its name first; None where that is not known."""
         self.sourced: list[str] = []
         """Files that the script sources and that are not read."""
+        self.required: list[str] = []
+        """Arguments of the script without which it stops: those of ${1:?...} that are not given."""
 
     def copy(self) -> Scope:
         """A copy of the variables for independent changes; reasons are shared."""
@@ -104,6 +108,7 @@ class Scope:
         other.values, other.arrays = dict(self.values), set(self.arrays)
         other.named, other.cleared = set(self.named), set(self.cleared)
         other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
+        other.required = self.required
         other.outside, other.read, other.prints = self.outside, self.read, self.prints
         return other
 
@@ -194,6 +199,20 @@ class Scope:
         return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is not integer arithmetic"))
 
 
+_MOST_CHOICES = 16
+
+
+def _choices(scope: Scope, texts: list[str]) -> tuple[str, ...]:
+    """These texts, with what earlier tests leave open in them spelled out; none where no text is a flag, or there are many."""
+    found = list(dict.fromkeys(texts))
+    for at in range(len(scope.reasons)):
+        mark, several = f"{_OPEN}{at}{_CLOSE}", scope.reasons[at].cause.choices
+        if several and any(mark in text for text in found):
+            found = [text.replace(mark, choice) for text in found for choice in several]
+    flags = any(text.lstrip().startswith("-") for text in found)
+    return tuple(dict.fromkeys(found)) if flags and len(found) <= _MOST_CHOICES else ()
+
+
 def merged(scopes: list[Scope], cause: Unknown) -> Scope:
     """One scope from several possible ones: a variable keeps its value where all agree."""
     joined = scopes[0].copy()
@@ -204,7 +223,8 @@ def merged(scopes: list[Scope], cause: Unknown) -> Scope:
         texts = [None if value is None else [item.text for item in value] for value in values]
         if all(text == texts[0] for text in texts):
             continue
-        mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}"))
+        choices = _choices(joined, [" ".join(text or []) for text in texts])
+        mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}", choices=choices))
         joined.values[name] = [
             Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
         ]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside, read_beside
-from steptime.launch.devices import SET_DEVICES, taken
+from steptime.launch.devices import OF_EXAMPLE, SET_DEVICES, taken
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
@@ -22,11 +22,13 @@ from steptime.launch.shell.processes import COUNTS, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
+from steptime.launch.shell.usage import examples_of
 
 _OFFICIAL = re.compile(
     r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
 )
 """As Megatron-DeepSpeed's examples say: TOKENIZER_PATH=.../tokenizer.model # offical llama tokenizer.model"""
+_CONTAINER = re.compile(r"^[^#\n]*nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)", re.MULTILINE)
 
 
 class Script(NamedTuple):
@@ -63,7 +65,9 @@ class Script(NamedTuple):
     alone: bool = False
     """Whether neither a launcher nor a variable with a number of processes starts more than one."""
     tokenizer: str = ""
-    """Whose official tokenizer a comment says that the script has, or ""."""
+    """Whose official tokenizer a comment says that the script has, else the number in its variable VOCAB_SIZE, or ""."""
+    container: str = ""
+    """The version of NVIDIA's PyTorch container that it names, or ""."""
 
 
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
@@ -81,18 +85,53 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
     `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments. A
-    script that is given no arguments and launches nothing while they are unknown is read as run without arguments.
+    script that is given no arguments is read as run without arguments if, while they are unknown, it launches nothing or a test
+    of them decides about flags; not where it stops without them (${1:?...}). Else those of an example in its comments are taken.
 
     Raises:
         ConfigError: the text is no shell script that can be read (an unclosed quote), or has no one launch command.
     """
     found = _read(text, name, env, beside, None)
-    unclear = found.problems or not found.program
-    again = _read(text, name, env, beside, []) if unclear and "1" not in (env or {}) else found
-    found = again if again.program and not again.problems else found
+    if "1" not in (env or {}):
+        found = _without_words(found, text, name, env, beside)
     if found.problems:
         raise ConfigError(found.problems)
     return found
+
+
+def _without_words(found: Script, text: str, name: str, env: dict[str, str] | None, beside: Beside | None) -> Script:
+    """The reading of a script that the user gives no arguments: run without any, else with those of a comment's example."""
+    unclear = bool(found.problems) or not found.program
+    again = _read(text, name, env, beside, []) if unclear or _hangs_on_words(found) else found
+    whole = unclear or not (
+        _lacks_words(again) or _missing(again) < _missing(found)
+    )  # a loop over no words leaves all empty
+    found = again if again.program and not again.problems and whole else found
+    example = next(iter(examples_of(text, name)), None) if _lacks_words(found) else None
+    if example is None:
+        return found
+    given = _read(text, name, env, beside, [Value(clean(word), 0) for word in example.words])
+    if given.problems or not given.program or _lacks_words(given):
+        return found
+    shown = " ".join(example.words)
+    why = f"{OF_EXAMPLE}: those of the example in line {example.line} taken ({shown[:60]}{'...' * (len(shown) > 60)})"
+    return given._replace(notes=(*given.notes, f"{why}; for others pass script and arguments as one string"))
+
+
+def _hangs_on_words(found: Script) -> bool:
+    """Whether a test of the script's own arguments decides about flags of its program."""
+    reasons = (reason for word in found.arguments for reason in word.unresolved)
+    return any(reason.choices and reason.variable.isdecimal() for reason in reasons)
+
+
+def _missing(found: Script) -> int:
+    """How many words of the arguments have no value, those apart whose texts are known."""
+    return sum(any(not reason.choices for reason in word.unresolved) for word in found.arguments)
+
+
+def _lacks_words(found: Script) -> bool:
+    """Whether arguments that the script is not given are part of what it launches."""
+    return any(reason.variable.isdecimal() for word in found.arguments for reason in word.unresolved)
 
 
 def _read(
@@ -115,6 +154,8 @@ def _read(
     doubt = launch.command.doubt if launch is not None else None
     notes = (f"line {launch.command.line} is assumed to run: it depends on {doubt.why}",) if launch and doubt else ()
     notes = (*walk.told, *notes)
+    if scope.required and positional is not None:
+        problems.append(f"{name}: ${scope.required[0]} has no value, and the script stops without it")
     if walk.full:
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {
@@ -122,9 +163,10 @@ def _read(
         for key, found in walk.scope.values.items()
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
-    official = _OFFICIAL.search(text)
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
-    nothing = nothing._replace(tokenizer=official[1].lower() if official else "")
+    said = variables.get("VOCAB_SIZE", "")
+    tokenizer = _first(_OFFICIAL, text).lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
+    nothing = nothing._replace(tokenizer=tokenizer, container=_first(_CONTAINER, text))
     fragments = _fragments(walk.scope, name) if launch is None else []
     if fragments and (unknown := _unknown_flags(walk.scope)):
         return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
@@ -136,6 +178,12 @@ def _read(
         return nothing
     read = {key: env[key] for key in scope.read if env and key in env and key not in _USUAL}
     return _launched(nothing._replace(environment=read, notes=notes), launch, walk.scope)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    """What the pattern's group first is in a text, or ""."""
+    found = pattern.search(text)
+    return found[1] if found else ""
 
 
 def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:

@@ -1,0 +1,41 @@
+"""Whether a job has Megatron's own layers where its flags do not say so: what its checkout and its container tell."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from steptime.launch.beside import Beside
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.program_defaults import defaults_in
+from steptime.launch.shell.script import Script
+
+_FIRST_WITH_TE = "22.09"
+"""NVIDIA TransformerEngine, README.rst: preinstalled in the PyTorch container on NGC in versions 22.09 and later."""
+_PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
+
+
+def put_own_layers(keys: JobKeys, script: Script) -> None:
+    """Set the default of --transformer-impl to that of the parser next to the program, or of a container without others.
+
+    Up to core 0.5 the models of Megatron-Core (--use-mcore-models) have TransformerEngine's layers whatever that is; later
+    pretrain_gpt.py asks for it (its use_te).
+    """
+    if "transformer_impl" in keys.values or "transformer_impl" not in keys.defaults:
+        return
+    program = (keys.beside.text(script.program) or "") if keys.beside is not None else ""
+    parser = _parser_of(script.program, keys.beside) if program and keys.beside is not None else ""
+    of_core = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys() and "use_te" not in program
+    if parser and not of_core and defaults_in(parser).get("transformer_impl") == "local":
+        why = "the default of --transformer-impl in the arguments.py of the checkout"
+    elif not parser and script.container and script.container < _FIRST_WITH_TE:
+        why = f"the container pytorch:{script.container} has no TransformerEngine"
+    else:
+        return
+    keys.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
+    keys.notes.append(f"Megatron's own layers: {why}")
+
+
+def _parser_of(program: str, beside: Beside) -> str:
+    """The text of Megatron's parser in the folder of the program; "" where there is none."""
+    folder = PurePosixPath(program).parent
+    return next((text for name in _PARSERS if (text := beside.text(str(folder / name)))), "")

@@ -1,0 +1,61 @@
+"""Flags of forks of Megatron-LM, and what a script says of its vocabulary."""
+
+import pytest
+from launch_readings import HARDWARE
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+
+RUN = (
+    "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --bf16 "
+    "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 8"
+)
+GPT2 = "--vocab-file gpt2-vocab.json"
+
+
+def job_of(folder, flags, before=""):
+    path = folder / "run.sh"
+    path.write_text(f"#!/bin/bash\n{before}{RUN} {flags}\n", encoding="utf-8")
+    return to_job(read("megatron", str(path), HARDWARE), HARDWARE)
+
+
+def problem_of(folder, flags, before=""):
+    with pytest.raises(ConfigError) as error:
+        job_of(folder, flags, before)
+    (line,) = error.value.problems
+    return line
+
+
+def test_swiglu_of_opengptx_keeps_the_width_that_is_given(tmp_path):
+    """Three matrices of h * ffn; without --ffn-hidden-size the width is 4h, not two thirds of it."""
+    model = job_of(tmp_path, f"{GPT2} --t5-swiglu --ffn-hidden-size 2816").model
+    assert (model.glu, model.activation, model.inter_sz) == (True, "silu", 2816)
+    assert job_of(tmp_path, f"{GPT2} --t5-swiglu").model.inter_sz == 4 * 1024
+
+
+def test_batches_that_are_not_padded_are_counted_at_full_length(tmp_path):
+    job = job_of(tmp_path, f"{GPT2} --no-pad-to-seq-lengths")
+    assert job.data.seqlen == 1024
+    assert any("--no-pad-to-seq-lengths" in note and "full length" in note for note in job.notes)
+
+
+def test_training_on_processors_alone_is_refused(tmp_path):
+    assert "--no-cuda" in problem_of(tmp_path, f"{GPT2} --no-cuda")
+
+
+def test_the_vocabulary_that_the_script_states(tmp_path):
+    """A variable VOCAB_SIZE says what a tokenizer of another name does not; a known tokenizer goes before it."""
+    own = "--tokenizer-type SentencePieceTokenizer --tokenizer-model unigram_own.model"
+    assert problem_of(tmp_path, own).endswith("vocabulary size unknown; add --set model.vocab_sz=N")
+    job = job_of(tmp_path, own, "VOCAB_SIZE=250680\n")
+    assert job.model.vocab_sz == 250680
+    assert "vocabulary not set, VOCAB_SIZE of the script assumed: 250680" in job.notes
+    assert job_of(tmp_path, GPT2, "VOCAB_SIZE=250680\n").model.vocab_sz == 50257
+    assert "vocabulary size unknown" in problem_of(tmp_path, own, "VOCAB_SIZE=250k\n")
+
+
+def test_masks_trained_over_frozen_weights_are_refused(tmp_path):
+    told = problem_of(tmp_path, f"{GPT2} --N 2 --M 4 --mask-only --gumbel-scale-range 1e2 5e2")
+    assert "--mask-only" in told
+    assert "its name suggests a cost" in told

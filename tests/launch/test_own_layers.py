@@ -1,0 +1,62 @@
+"""Megatron's own layers where no flag names them: told by the checkout, the container, or a dump of arguments."""
+
+from launch_readings import HARDWARE
+
+from steptime.launch.megatron.sources import of_dump
+from steptime.launch.read import read
+
+FLAGS = (
+    "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 "
+    "--micro-batch-size 1 --global-batch-size 16 --fp16 --vocab-file gpt2-vocab.json"
+)
+PARSER = "group.add_argument('--transformer-impl', default='{}', choices=['local', 'transformer_engine'])\n"
+
+
+def attention(folder, script, files=(), more=""):
+    for name, text in dict(files).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    path = folder / "examples" / "run.sh"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{script} {FLAGS} {more}\n", encoding="utf-8")
+    found = read("megatron", str(path), HARDWARE)
+    return found.config["performance"]["attention_impl"], [
+        note for note in found.config["notes"] if "own layers" in note
+    ]
+
+
+RUN = "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py"
+
+
+def test_the_default_of_the_parser_in_the_checkout(tmp_path):
+    files = {"pretrain_gpt.py": "import megatron\n", "megatron/training/arguments.py": PARSER.format("local")}
+    told = ["Megatron's own layers: the default of --transformer-impl in the arguments.py of the checkout"]
+    assert attention(tmp_path, RUN, files) == ("unfused", told)
+    assert attention(tmp_path, RUN, files, "--transformer-impl transformer_engine")[0] == "flash"
+    newer = files | {"megatron/training/arguments.py": PARSER.format("transformer_engine")}
+    assert attention(tmp_path, RUN, newer) == ("flash", [])
+
+
+def test_core_models_have_other_layers_where_the_program_does_not_ask(tmp_path):
+    files = {"pretrain_gpt.py": "import megatron\n", "megatron/arguments.py": PARSER.format("local")}
+    assert attention(tmp_path, RUN, files, "--use-mcore-models")[0] == "flash"
+    asks = files | {"pretrain_gpt.py": "use_te = args.transformer_impl == 'transformer_engine'\n"}
+    assert attention(tmp_path, RUN, asks, "--use-mcore-models")[0] == "unfused"
+
+
+def test_a_container_older_than_transformer_engine(tmp_path):
+    """NVIDIA's PyTorch containers have it from 22.09 on."""
+    srun = 'srun --nodes 2 --ntasks-per-node 8 --container-image "nvcr.io/nvidia/pytorch:{}-py3" python pretrain_gpt.py'
+    told = ["Megatron's own layers: the container pytorch:22.08 has no TransformerEngine"]
+    assert attention(tmp_path, srun.format("22.08")) == ("unfused", told)
+    assert attention(tmp_path, srun.format("22.09")) == ("flash", [])
+
+
+def test_a_dump_without_a_choice_of_layers():
+    """recompute_granularity came before --transformer-impl."""
+    dump = {"num_layers": "4", "recompute_granularity": "None", "DDP_impl": "local"}
+    assert of_dump(dump)["transformer_impl"] == "local"
+    assert "transformer_impl" not in of_dump(
+        {"num_layers": "4", "DDP_impl": "local"}
+    )  # of 2021, which has its own profile
+    assert of_dump({"transformer_impl": "transformer_engine"}) == {"transformer_impl": "transformer_engine"}

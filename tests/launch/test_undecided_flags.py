@@ -1,0 +1,85 @@
+"""Flags that a test of a script chooses, where the file alone does not decide the test."""
+
+import pytest
+from launch_readings import HARDWARE
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+
+LAUNCH = (
+    "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16 "
+    "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 8 --vocab-file gpt2-vocab.json"
+)
+
+
+def read_of(folder, script, words=""):
+    path = folder / "run.sh"
+    path.write_text(f"#!/bin/bash\n{script}", encoding="utf-8")
+    return read("megatron", f"{path} {words}".strip(), HARDWARE)
+
+
+def problem_of(folder, script):
+    with pytest.raises(ConfigError) as error:
+        read_of(folder, script)
+    (line,) = error.value.problems
+    return line.rpartition("run.sh: ")[2]
+
+
+def precision(found):
+    return found.config["performance"]["precision"]
+
+
+CHOICE = f'if [ "$PR" = fp8 ]; then P="--fp8-format hybrid --bf16"; else P="--bf16"; fi\n{LAUNCH} $P\n'
+
+
+def test_flags_that_cost_and_hang_on_a_variable_are_asked_for(tmp_path, monkeypatch):
+    """Both texts have --bf16, which a job read without them would lose; --fp8-format is in only one."""
+    monkeypatch.delenv("PR", raising=False)
+    why = "--fp8-format: $P depends on the test in line 2 ($PR has no value); write PR=... before the command"
+    assert problem_of(tmp_path, CHOICE) == f"line 2: {why}"
+    monkeypatch.setenv("PR", "fp8")
+    assert precision(read_of(tmp_path, CHOICE)) == "fp8_delayed"
+
+
+def test_flags_that_all_texts_have_are_read(tmp_path):
+    """What a test of files chooses differs only in flags without a cost."""
+    script = f'if [ -f x/latest ]; then P="--load x --bf16"; else P="--load y --finetune --bf16"; fi\n{LAUNCH} $P\n'
+    assert precision(read_of(tmp_path, script)) == "bf16"
+
+
+def test_texts_of_two_tests_are_put_together(tmp_path, monkeypatch):
+    monkeypatch.delenv("PR", raising=False)
+    script = 'if [ -f x ]; then P="--load x"; else P=""; fi\nif [ "$PR" = fp8 ]; then P="$P --fp8-format hybrid"; fi\n'
+    assert problem_of(tmp_path, f"{script}{LAUNCH} --bf16 $P\n").startswith(
+        "line 3: --fp8-format: $P depends on the test"
+    )
+    plain = script.replace("--fp8-format hybrid", "--finetune")
+    assert precision(read_of(tmp_path, f"{plain}{LAUNCH} --bf16 $P\n")) == "bf16"
+
+
+def test_a_script_without_arguments_is_run_without_them(tmp_path):
+    """[ "" = fp8 ] is false."""
+    script = CHOICE.replace("$PR", "$1")
+    assert precision(read_of(tmp_path, script)) == "bf16"
+    assert precision(read_of(tmp_path, script, "fp8")) == "fp8_delayed"
+
+
+def test_an_argument_that_a_script_requires_is_asked_for(tmp_path):
+    """bash stops at ${1:?...} where there is no $1."""
+    script = f'SP=${{1:?1 or 0}}\nP=""\nif [ "$SP" = 1 ]; then P="--sequence-parallel"; fi\n{LAUNCH} --bf16 $P\n'
+    why = (
+        "$P depends on the test in line 4 ($1 has no value); pass script and arguments as one string: 'SCRIPT ARG ...'"
+    )
+    assert problem_of(tmp_path, script) == f"line 4: --sequence-parallel: {why}"
+    assert read_of(tmp_path, script, "0").config["parallelism"]["sp"] is False
+
+
+def test_values_within_one_quoted_command_line_stay_asked_for(tmp_path, monkeypatch):
+    """A wrapper passes the whole line as one word, whose parts are each missing for their own reason."""
+    monkeypatch.delenv("PR", raising=False)
+    test = 'if [ "$PR" = fp8 ]; then P="--fp8-format hybrid"; else P=""; fi\n'
+    flags = LAUNCH.split(".py ")[1].replace("size 1 ", "size $MBS ")
+    run = 'torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py "$ALL"'
+    script = f'{test}ALL="{flags} --bf16 $P"\n{run}\n'
+    told = "$MBS, $PR have no value; write MBS=... PR=... before the command"
+    assert problem_of(tmp_path, script).endswith(told)

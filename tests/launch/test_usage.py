@@ -1,0 +1,55 @@
+"""Scripts that take arguments, read with those of an example in their comments."""
+
+import pytest
+from launch_readings import HARDWARE
+
+from steptime import estimate
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+from steptime.launch.shell.usage import examples_of
+from steptime.report.estimate_text import report
+
+BODY = """SIZE=$1
+if [ $SIZE = 7B ]; then
+LAYERS=32
+else
+LAYERS=40
+fi
+torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers $LAYERS --hidden-size 4096 --num-attention-heads 32 \\
+  --seq-length $3 --max-position-embeddings $3 --micro-batch-size $2 --global-batch-size 16 --bf16 --vocab-file gpt2-vocab.json
+"""
+
+
+def job_of(folder, comments, words=""):
+    path = folder / "run_gpt.sh"
+    path.write_text(f"#!/bin/bash\n{comments}{BODY}", encoding="utf-8")
+    return to_job(read("megatron", f"{path} {words}".strip(), HARDWARE), HARDWARE)
+
+
+def test_the_example_in_a_comment_gives_the_arguments(tmp_path):
+    job = job_of(tmp_path, "# sh run_gpt.sh 7B 2 4096\n# sh run_gpt.sh 13B 1 4096\n")
+    assert (job.model.n_layers, job.data.microbatch_sz, job.data.seqlen) == (32, 2, 4096)
+    told = "no arguments given: those of the example in line 2 taken (7B 2 4096); for others pass script and arguments"
+    assert any(note.startswith(told) for note in job.notes)
+    assert "those of the example in line 2" in "\n".join(report(estimate(job)).splitlines()[:4])
+
+
+def test_arguments_that_the_user_gives_go_before_the_example(tmp_path):
+    job = job_of(tmp_path, "# sh run_gpt.sh 7B 2 4096\n", "13B 1 2048")
+    assert (job.model.n_layers, job.data.seqlen) == (40, 2048)
+    assert not any("example" in note for note in job.notes)
+
+
+@pytest.mark.parametrize(
+    "comment", ["# usage: run_gpt.sh <size> 2 4096\n", "# other.sh 7B 2 4096\n", "# run_gpt.sh 7B 2\n"]
+)
+def test_a_comment_that_is_no_whole_example_is_none(tmp_path, comment):
+    with pytest.raises(ConfigError) as error:
+        job_of(tmp_path, comment)
+    assert "pass script and arguments as one string" in str(error.value)
+
+
+def test_what_an_example_is():
+    text = "# bash jobs/run.sh 7B 16\n#./run.sh --size 7B\n# my_run.sh 1\n# run.sh SIZE 2B\n# run.sh the size 'of\n"
+    assert [found.words for found in examples_of(text, "run.sh")] == [["7B", "16"], ["--size", "7B"]]
