@@ -125,6 +125,7 @@ def read_run(
     if problems:
         raise ConfigError(problems)
     tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
+    _check_timer(log, job)
     found = steady(log, tokens, job.data.gbs)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
         notes.append(f"data.gbs: {found.batch:,} in the lines used, not the {job.data.gbs:,} of the arguments")
@@ -134,6 +135,20 @@ def read_run(
     for path, value in changes.items():
         put(config, path, value)
     return LoggedRun(job, reading, config, log, found, [*notes, *log.notes, *found.notes])
+
+
+def _check_timer(log: JobLog, job: Job) -> None:
+    """Refuse times of DeepSpeed's timer that leave out micro-batches.
+
+    It starts at each micro-batch (deepspeed/runtime/engine.py, forward) and adds up what it has when it stops, in step(): where
+    a training loop calls step() once for several micro-batches, all but the last are left out.
+    """
+    micro_batches = job.data.gbs // (job.data.microbatch_sz * job.parallelism.dp)
+    if log.steps is log.timer and 0 < log.timed_per_step < 1.5 <= micro_batches:
+        raise ConfigError(
+            f"{log.files[0]}: DeepSpeed's timer stopped once in a step of {micro_batches:,} micro-batches, and its samples/s "
+            "leave out all but the last; give a log with the step times of the training loop"
+        )
 
 
 def compare(run: LoggedRun) -> Compared:
