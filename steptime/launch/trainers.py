@@ -1,12 +1,12 @@
 """Trainers whose files are translated by a table of keys only: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures from which the plan is derived:
-@model, @model_type and @overrides (of a model built from its type), @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage
-(in a pipeline), @layers_per_chunk, @chunks_rounded, @steps (of gradient accumulation), @batch (all sequences of a step),
-@tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash,
-@replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*,
-@sync_each_batch, @adapter and @adapter_*, @base_bits (frozen), @optimizer, @liger, @compile, @compile_*, @dynamo, @backend_*.
+@model, @model_type and @overrides (of its type), @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage, @layers_per_chunk,
+@chunks_rounded, @steps (of gradient accumulation), @batch (all sequences of a step), @device_batch, @tokens_batch, @nodes,
+@devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in
+words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash, @replayed, @distributed (a
+word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*, @sync_each_batch, @adapter and
+@adapter_*, @base_bits (frozen), @optimizer, @liger, @compile, @compile_*, @dynamo, @backend_*.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class _Plan(Figures):
         nodes, per_node = self.whole("@nodes") or 1, self.whole("@per_node")
         if per_node is None and self.get("@nodes") is not None and keys.table.raw.get("whole_nodes"):
             per_node = on_node(keys.sets)
-        devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None)
+        devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None) or self.sharers()
         axes = {name: size_of(self.get(name), 0) for name in _AXES if self.get(name) is not None}
         product = prod(axes.values()) if axes and min(axes.values()) > 0 else None
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
