@@ -28,6 +28,7 @@ from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
+from steptime.launch.nemo.train_calls import read_train_call
 from steptime.launch.reading import LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
@@ -84,6 +85,8 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION
+    if not function and "-> run.Partial" not in text and (called := read_train_call(path, file, text, sets, beside)):
+        return called
     _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
