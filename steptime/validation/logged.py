@@ -16,6 +16,7 @@ from steptime.job.job import Job
 from steptime.job.sections import Hardware
 from steptime.launch.beside import Beside
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
+from steptime.launch.logs.launched import started_by
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.read import KINDS, TABLES, read, read_as, read_text
@@ -171,6 +172,9 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
     if log.cut_dump is not None and kind in {None, "megatron"}:
         raise log.cut_dump
     chosen = kind or CONFIG_OF.get(log.framework) or ("nemo" if BRIDGE.search(log.head) else None)
+    beside = Beside(Path(log.files[0]).parent)
+    if chosen is None and (command := started_by(bytes(log.head).decode("utf-8", "replace"))):
+        return read_as("auto", log.files[0], command, {}, sets, beside)
     if chosen is None or chosen == "megatron":
         own = (
             "" if log.framework.startswith("Megatron") or not log.framework else f"; {log.framework} does not print one"
@@ -180,7 +184,6 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
             "from its beginning, or the plan, config or launch script of the job with --plan FILE"
         )
     try:
-        beside = Beside(Path(log.files[0]).parent)
         return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets, beside)
     except ConfigError as error:
         lacks = "does not print the job's config"
