@@ -15,6 +15,7 @@ from steptime.job.edit import put, read_settings
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
 from steptime.launch.beside import Beside
+from steptime.launch.devices import states_devices
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
 from steptime.launch.logs.launched import started_by
 from steptime.launch.logs.steady import Steady, steady
@@ -115,7 +116,7 @@ def read_run(
     changes, unread = read_settings(sets)
     if unread:
         raise ConfigError(unread)
-    reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes)
+    reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes, log.devices)
     notes, problems = _name_machine(reading, log, changes, hardware)
     try:
         job = to_job(
@@ -190,8 +191,8 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
         raise ConfigError(f"{line}; or add --plan FILE" if lacks in line else line for line in error.problems) from None
 
 
-def _beside(path: str, kind: str | None, sets: dict[str, Any]) -> Reading:
-    """The config of a plan, or of a framework's config or launch script, given with a log.
+def _beside(path: str, kind: str | None, sets: dict[str, Any], devices: int) -> Reading:
+    """The config of a plan, or of a framework's config or launch script, given with a log; the latter with the log's `devices`.
 
     Raises:
         ConfigError: it cannot be read.
@@ -202,6 +203,8 @@ def _beside(path: str, kind: str | None, sets: dict[str, Any]) -> Reading:
             tree = parse_mapping(text, path)
             if "model" in tree and isinstance(tree.get("data"), dict) and "gbs" in tree["data"]:
                 return Reading(path, "a plan", tree, [])
+    if devices and not states_devices(sets):
+        sets["devices"] = devices
     return read(kind or "auto", path, sets)
 
 

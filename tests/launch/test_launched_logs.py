@@ -8,7 +8,9 @@ from base64 import urlsafe_b64encode
 import pytest
 
 from steptime.base.config import ConfigError
+from steptime.launch.logs.entries import WorldSize
 from steptime.launch.logs.launched import started_by
+from steptime.launch.logs.lines import said
 from steptime.validation.logged import read_run
 
 MACHINE = ["hardware.node_type=dgx-h100"]
@@ -57,3 +59,29 @@ def test_hosts_with_different_numbers_of_processes_are_no_job(tmp_path, hosts):
 
 def test_a_word_that_is_no_world_is_no_command():
     assert started_by(log({"a": [0]}).replace("--world_info=", "--world_info=x")) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("[titan] 2025-10-28 - root - INFO - Building 2-D device mesh with ['pp', 'dp_shard'], [4, 2]", 8),
+        ("[launch.py:164:main] dist_world_size=16", 16),
+        (
+            "using world size: 32, data-parallel-size: 4, tensor-model-parallel size: 2, pipeline-model-parallel size: 4",
+            32,
+        ),
+    ],
+)
+def test_the_processes_that_a_log_states(line, size):
+    assert list(said(line.encode())) == [WorldSize(size)]
+
+
+def test_a_launch_file_beside_a_log_has_the_log_s_devices(tmp_path):
+    """The config has none; the user's number is over the log's."""
+    (tmp_path / "train.log").write_text(f"[launch.py:164:main] dist_world_size=16\n{BARS}", encoding="utf-8")
+    (tmp_path / "zero.json").write_text(json.dumps(ZERO), encoding="utf-8")
+    sets = [*MACHINE, "model=llama2-7b", "data.seqlen=1024"]
+    paths, plan = [str(tmp_path / "train.log")], str(tmp_path / "zero.json")
+    found = read_run(paths, sets, plan=plan)
+    assert (found.job.parallelism.dp, found.job.data.gbs) == (16, 128)
+    assert read_run(paths, [*sets, "parallelism.dp=8"], plan=plan).job.parallelism.dp == 8

@@ -69,4 +69,10 @@ class Vocabulary(NamedTuple):
     """0: the log does not say."""
 
 
-LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary
+class WorldSize(NamedTuple):
+    """The processes of the job."""
+
+    devices: int
+
+
+LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary | WorldSize

@@ -67,6 +67,8 @@ class JobLog:
         """Parameters by (tensor, pipeline) rank."""
         self.vocabulary: entries.Vocabulary | None = None
         self.device = ""
+        self.devices = 0
+        """Processes of the job; 0 where the log does not say."""
         self.pauses: set[int] = set()
         """Iterations before an evaluation or a checkpoint."""
         self.starts: set[int] = set()
@@ -99,6 +101,8 @@ class JobLog:
                 self.parameters[entry.tp_rank, entry.pp_rank] = entry.parameters
             case entries.Vocabulary():
                 self.vocabulary = entry
+            case entries.WorldSize():
+                self.devices = self.devices or entry.devices
             case entries.AcceleratorName():
                 self.device = self.device or entry.name
 

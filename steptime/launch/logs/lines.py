@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from math import prod
 
 from steptime.launch.logs.entries import (
     AcceleratorName,
@@ -19,6 +20,7 @@ from steptime.launch.logs.entries import (
     ParameterCount,
     Pause,
     Vocabulary,
+    WorldSize,
 )
 from steptime.launch.logs.files import plain
 
@@ -109,6 +111,11 @@ _PAUSES = (
     re.compile(r"Global Checkpoint Save\b.*?\bIteration\s*:\s*(\d{1,15})"),  # NeMo, megatron_strategy
     re.compile(r"validate step:\s*(\d{1,15})"),  # torchtitan, MetricsProcessor.log_validation
     re.compile(r"Saving the checkpoint()|Validation epoch \d+()"),  # torchtitan, components/checkpoint.py; NeMo 2
+)
+_WORLD = (
+    re.compile(r"Building \d-D device mesh with \[[^]]*\], \[([\d, ]+)\]"),  # torchtitan, distributed/parallel_dims.py
+    re.compile(r"\bdist_world_size=(\d{1,9})\b"),  # deepspeedai/DeepSpeed deepspeed/launcher/launch.py
+    re.compile(r"\busing world size: (\d{1,9}),"),  # Megatron-LM megatron/arguments.py
 )
 _DEVICES = (
     re.compile(r"capacity: (NVIDIA .+?|AMD .+?) with [\d.]+GiB memory"),  # torchtitan, build_device_memory_monitor
@@ -222,6 +229,12 @@ def _vocabulary(text: str) -> Iterator[Vocabulary]:
     yield from (Vocabulary(int(found[1]), int(found[2] or 0)) for found in _VOCABULARY.finditer(text))
 
 
+def _world(text: str) -> Iterator[WorldSize]:
+    """Of a mesh the product of its degrees."""
+    sizes = (prod(map(int, found[1].split(","))) for pattern in _WORLD if (found := pattern.search(text)))
+    yield from (WorldSize(size) for size in sizes if size)
+
+
 def vocabulary_of(text: str) -> int | None:
     """Size of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
     return next((entry.size for entry in _vocabulary(text)), None)
@@ -244,6 +257,7 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),
     ((b"parameters on (tensor",), _counts),
     ((b"padded vocab",), _vocabulary),
+    ((b"-D device mesh with", b"dist_world_size=", b"using world size: "), _world),
     ((b"NVIDIA ", b"GiB memory"), _devices),
 )
 """Words of which every parsed line contains one; lines without any are not even decoded."""
