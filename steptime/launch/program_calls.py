@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping
+from steptime.launch.beside import Beside
 from steptime.launch.config_values import syntax_of
 from steptime.launch.keys import GivenKey
 
@@ -31,6 +32,8 @@ _OF_TRAINER = {
             "gradient_checkpointing",
             "per_device_train_batch_size",
             "gradient_accumulation_steps",
+            "deepspeed",
+            "fsdp",
         )
     },
     "optim": "optim",
@@ -66,7 +69,39 @@ def passed_in(code: str) -> dict[str, Any]:
             if (key := names.get(keyword.arg or "")) is not None:
                 value = _value(keyword.value)
                 found[key] = value if found.get(key, value) == value else None
-    return _checkpointing(tree) | found
+    return _checkpointing(tree) | _model(tree) | found
+
+
+def _model(tree: ast.Module) -> dict[str, Any]:
+    r"""The repository of the one model that a program loads: a literal, a constant of the module, or one of its arguments.
+
+    >>> _model(ast.parse("NAME = 'a/b'\nm = AutoModelForCausalLM.from_pretrained(NAME, dtype='auto')"))
+    {'model_name_or_path': 'a/b'}
+    """
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    loads = [
+        node.args[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.args
+        and re.search(r"ForCausalLM\.from_pretrained$", ast.unparse(node.func))
+    ]
+    names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else _value(arg) for arg in loads]
+    return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
+
+
+def starts_trainer(text: str, beside: Beside | None) -> bool:
+    """Whether a script runs a program in its folder that trains with Hugging Face's Trainer."""
+    runs = r"^[^#\n]*\b(?:deepspeed|torchrun|accelerate launch|python3?)\s[^#\n]*?([\w./-]+\.py)\b"
+    named = re.findall(runs, text, re.MULTILINE)
+    texts = (beside.text(name) or "" for name in named) if beside is not None else ()
+    return any(re.search(r"\b(?:TrainingArguments|SFTConfig)\(", code) for code in texts)
 
 
 def _checkpointing(tree: ast.Module) -> dict[str, Any]:
