@@ -96,6 +96,21 @@ def _model(tree: ast.Module) -> dict[str, Any]:
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
 
 
+_PREFERENCES = re.compile(r"(?:DPO|CPO|ORPO|KTO|BCO|GRPO|PPO|RLOO|XPO|OnlineDPO|NashMD|GKD|Reward|PRM)\w*Trainer")
+"""Trainers of trl (trl/trainer) that train on preferences or rewards, or beside a reference model."""
+
+
+def on_preferences(code: str) -> bool:
+    """Whether the trainers that a program constructs are all of preferences or rewards.
+
+    >>> on_preferences("t = trl.DPOTrainer(model)"), on_preferences("t = DPOTrainer(m) if dpo else SFTTrainer(m)")
+    (True, False)
+    """
+    calls = [node.func for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Call)]
+    names = [name for call in calls if (name := getattr(call, "attr", getattr(call, "id", ""))).endswith("Trainer")]
+    return bool(names) and all(_PREFERENCES.fullmatch(name) for name in names)
+
+
 def starts_trainer(text: str, beside: Beside | None) -> bool:
     """Whether a script runs a program in its folder that trains with Hugging Face's Trainer."""
     runs = r"^[^#\n]*\b(?:deepspeed|torchrun|accelerate launch|python3?)\s[^#\n]*?([\w./-]+\.py)\b"

@@ -215,3 +215,11 @@ def test_a_model_that_the_code_leaves_open_is_asked_for(tmp_path: Path, line: st
     (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
     with pytest.raises(ConfigError, match="add --set model=NAME"):
         to_job(reading(tmp_path, "deepspeed --num_gpus 8 sft.py", sft_py=program), SETS)
+
+
+@pytest.mark.parametrize("trainer", ["DPOTrainer", "GRPOTrainer", "RewardTrainer"])
+def test_a_program_of_another_trainer_is_no_training_on_sequences(tmp_path: Path, trainer: str) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    program = f"{OWN}    trainer = {trainer}(model, args=arguments)\n"
+    with pytest.raises(ConfigError, match=r"runs sft\.py: training on preferences or rewards is not modeled"):
+        reading(tmp_path, "deepspeed --num_gpus 8 sft.py", sft_py=program)
