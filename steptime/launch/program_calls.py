@@ -215,3 +215,34 @@ def quantizes(code: str) -> bool:
     """
     asked = re.search(r"\bif\b[^\n]*(?:4_?bit|8_?bit|qlora|quant|bits)|--\w*(?:qlora|bit|quant)", code, re.IGNORECASE)
     return "BitsAndBytesConfig(" in code and not asked
+
+
+def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:
+    """What a program sets up by its code, and no key says: quantized weights, adapters, or weights that it does not train.
+
+    `given`, `own`: keys of its command and configs, and those that its code gives.
+    """
+    by = "set up by its code"
+    found = [f"quantized weights, {by}"] if quantizes(code) and not {"load_in_4bit", "load_in_8bit"} & given else []
+    if not sets_up_adapters(code):
+        return [*found, f"frozen weights, {by}"] if _freezes(code) else found
+    told = "use_peft" in own or any(key.startswith(("lora_", "use_peft", "peft_")) for key in given)
+    return found if told else [*found, f"adapters over frozen weights, {by}"]
+
+
+def _freezes(code: str) -> bool:
+    r"""Whether a program excludes weights from training, outside of any `if`.
+
+    >>> _freezes("for p in m.parameters():\n  p.requires_grad = False"), _freezes("if a.x: m.requires_grad_(False)")
+    (True, False)
+    """
+    tree = syntax_of(code)
+    inside = {part for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        off = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False
+        targets = node.targets if off and isinstance(node, ast.Assign) else []
+        named = [target.attr for target in targets if isinstance(target, ast.Attribute)]
+        called = isinstance(node, ast.Call) and ast.unparse(node).endswith(".requires_grad_(False)")
+        if node not in inside and ("requires_grad" in named or called):
+            return True
+    return False

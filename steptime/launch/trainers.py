@@ -28,7 +28,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
-from steptime.launch.program_calls import quantizes, sets_up_adapters
+from steptime.launch.program_calls import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.replaced_kernels import put_kernels, put_model_kernels
 from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
@@ -60,14 +60,7 @@ def read_trainer(
     keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
     if why := found.unclear.get("sharding"):
         keys.left_open["parallelism.zero_level"] = why
-    if quantizes(found.code) and not {"load_in_4bit", "load_in_8bit"} & {item.key for item in given}:
-        keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", "quantized weights, set up by its code"))
-    if (
-        sets_up_adapters(found.code)
-        and "use_peft" not in own
-        and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given)
-    ):
-        why = "adapters over frozen weights, set up by its code"
+    for why in set_up_in(found.code, {item.key for item in given}, set(own)):
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, beside).reading()
 

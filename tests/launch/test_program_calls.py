@@ -223,3 +223,12 @@ def test_a_program_of_another_trainer_is_no_training_on_sequences(tmp_path: Path
     program = f"{OWN}    trainer = {trainer}(model, args=arguments)\n"
     with pytest.raises(ConfigError, match=r"runs sft\.py: training on preferences or rewards is not modeled"):
         reading(tmp_path, "deepspeed --num_gpus 8 sft.py", sft_py=program)
+
+
+@pytest.mark.parametrize(
+    "line", ["model.model.embed_tokens.requires_grad_(False)", "for p in half: p.requires_grad = False"]
+)
+def test_weights_that_a_program_does_not_train_are_told(tmp_path: Path, line: str) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"sft\.py: frozen weights, set up by its code; not modeled"):
+        to_job(reading(tmp_path, "deepspeed --num_gpus 8 sft.py", sft_py=f"{OWN}    {line}\n"), SETS)
