@@ -18,6 +18,7 @@ ORDER = [
         "fsdp_options",
         "adapters",
         "config_values",
+        "call_arguments",
         "config_functions",
         "interpolate",
         "shell",
