@@ -141,6 +141,8 @@ class Software(Config):
     family: str
     """The profile at the end of its chain of `extends`; it decides what its framework can run."""
     description: str
+    as_of: str = ""
+    """The release or date that the profile stands for; "" where its name has a release."""
     precision: Precision
     layout: LayoutSettings
     kernels: KernelSettings
