@@ -149,7 +149,8 @@ def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
         "as_of: its own\nsp: true\noverlap: {tp: false, dp: true}\nsources: {sp: here, zero: there}\n"
     )
     (tmp_path / "own.yaml").write_text(
-        "as_of: 2026\nextends: base\nsp: false\noverlap: {tp: true}\nsources: {sp: own}\nreleases:\n  '1.0': {zero: 2}\n  '1.1':\n"
+        "as_of: 2026\nextends: base\nsp: false\noverlap: {tp: true}\nsources: {sp: own}\n"
+        "releases:\n  '1.0': {zero: 2}\n  '1.1':\n"
     )
     monkeypatch.setattr("steptime.software.profiles._FOLDER", tmp_path)
     monkeypatch.setattr("steptime.software.profiles.profile_names", lambda: ["base", "own"])
