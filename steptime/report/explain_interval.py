@@ -50,7 +50,7 @@ def _facts(span: Interval) -> list[Fact]:
     """What both ends are made of."""
     found, place = span.found, span.place
     base = projected(place, found, distances(place, found))
-    nearest = " ".join((base.kind.accelerator, base.kind.precision, base.kind.software, base.kind.layers))
+    nearest = f"{base.kind.accelerator} {base.kind.precision} {base.kind.software} {base.kind.layers}"
     kinds = {"": base.kind}
     if base.kind != place.kind:
         own = "the plan's own, which was not measured; of both the wider end counts on either side"

@@ -141,8 +141,7 @@ class Software(Config):
     family: str
     """The profile at the end of its chain of `extends`; it decides what its framework can run."""
     description: str
-    as_of: str = ""
-    """The release or date that the profile stands for; "" where its name has a release."""
+    as_of: str = ""  # the release or date that the profile stands for; "" where its name has a release
     precision: Precision
     layout: LayoutSettings
     kernels: KernelSettings
