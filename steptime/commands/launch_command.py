@@ -18,7 +18,7 @@ from steptime.job.edit import read_settings
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import named, read
 from steptime.launch.reading import LEAVE_OUT, to_job
-from steptime.launch.write.export import refused, write
+from steptime.launch.write.export import notes, refused, write
 from steptime.search.changes import words
 
 if TYPE_CHECKING:
@@ -118,8 +118,9 @@ def export(job: Job, options: Namespace, out: Printer) -> int:
     written = write(job, kind)
     lines = [
         f"{kind} launch file of a plan for {counted(job.parallelism.devices, 'device')} of {job.machine.name}",
-        *(f"no equivalent: {path} = {flow(value)}" for path, value in written.left_out.items()),
+        *(f"no equivalent: {path} = {flow(value)}" for path, value in written.stated.items()),
         *refused(job, kind),
+        *notes(job, kind),
         f"read back by: 3dtrn --from {written.reader} --allow-unmodeled FILE {words(written.left_out)}",
     ]
     if kind == "deepspeed":
