@@ -64,7 +64,10 @@ def test_the_printed_figures_give_the_interval(plan, name, interval):
     ends = ends or (found.memory.peak_reserved_bytes_p10, found.memory.peak_reserved_bytes_p90)
     assert (of * exp(span.low), of * exp(span.high)) == pytest.approx(ends)
     assert f"low {span.low:+.4f}, high {span.high:+.4f}" in said["width"][0]
-    assert "80 % interval" in title
+    assert title.startswith("80 % interval of ")
+    unit, digits = (1.0, 3) if name == "interval" else (2.0**30, 1)
+    shown = [float(word) for word in re.findall(r"\d+\.\d+", said["interval"][0])]
+    assert shown == pytest.approx([of / unit, *(end / unit for end in ends)], abs=0.6 * 10.0**-digits)
 
 
 def test_the_weights_are_of_one_whole():
@@ -103,5 +106,5 @@ def test_it_is_listed_and_printed(tmp_path, capsys):
     assert {"interval", "memory_interval"} <= set(names(answer("near")))
     assert main(["explain", str(path), "interval"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("80 % interval of the step: ")
+    assert out.startswith("80 % interval of the step\n  interval ")
     assert max(map(len, out.splitlines())) <= 80

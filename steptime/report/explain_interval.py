@@ -26,6 +26,8 @@ from steptime.report.table import Fact, FactList
 
 SHOWN = 6
 """Number of runs listed, those with most weight first."""
+LONGEST = 60
+"""Characters of an id: those of jobs of Megatron-LM's tests name model, layout, machine and commit."""
 
 
 def step(estimate: Estimate) -> FactList:
@@ -35,15 +37,18 @@ def step(estimate: Estimate) -> FactList:
     found = _facts(step_interval(estimate.job))
     if estimate.job.performance.calibration:
         found.append(Fact("calibrated", ["the factor holds the bias: both ends are half the width from the estimate"]))
-    return FactList(f"80 % interval of the step: {seconds(time.step_s)} x exp(low), exp(high) = {shown}", found)
+    made = Fact("interval", [f"{seconds(time.step_s)} x exp(low), exp(high) = {shown}"])
+    return FactList("80 % interval of the step", [made, *found])
 
 
 def memory(estimate: Estimate) -> FactList:
     """The interval of the reserved memory of the worst stage."""
     peak = estimate.memory
     low, high = (f"{end / GIB:.1f}" for end in (peak.peak_reserved_bytes_p10, peak.peak_reserved_bytes_p90))
-    title = f"80 % interval of reserved memory: {peak.peak_reserved_bytes / GIB:.1f} GiB x exp(low), exp(high)"
-    return FactList(f"{title} = {low} to {high} GiB", _facts(memory_interval(estimate.job)))
+    made = f"{peak.peak_reserved_bytes / GIB:.1f} GiB x exp(low), exp(high) = {low} to {high} GiB"
+    return FactList(
+        "80 % interval of reserved memory", [Fact("interval", [made]), *_facts(memory_interval(estimate.job))]
+    )
 
 
 def _facts(span: Interval) -> list[Fact]:
@@ -104,10 +109,14 @@ def _runs(weights: Sequence[float], away: Sequence[float], found: Measured) -> l
     for cell in sorted(shares, key=lambda cell: -shares[cell])[:SHOWN]:
         at = first[cell]
         ratio, d = exp(found.runs[at].log_ratio), away[at]
-        lines.append(
-            f"{found.runs[at].id}: measured / predicted {ratio:.3f}, distance {d:.2f}, {percent(shares[cell])} of the weight"
-        )
+        share = f"{percent(shares[cell])} of the weight"
+        lines.append(f"{_name(found.runs[at].id)}: measured / predicted {ratio:.3f}, distance {d:.2f}, {share}")
     return lines
+
+
+def _name(of: str) -> str:
+    """The id of a run, its middle left out where it is longer than a line."""
+    return of if len(of) <= LONGEST else f"{of[: LONGEST // 2]}…{of[-LONGEST // 2 + 1 :]}"
 
 
 def _shares(kind: RunKind, weights: Sequence[float], found: Measured) -> str:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from steptime.base.config import ConfigError
 from steptime.job.job import Job, facts
 from steptime.job.megatron_expert_rules import woven_in_one_stage
+from steptime.job.stated import RECOMPUTE, WORD, stated
 from steptime.launch.read import read_as
 from steptime.launch.reading import to_job
 from steptime.launch.write.torchtitan_toml import flavor
@@ -27,7 +28,6 @@ KINDS = {
 _MEGATRON_CORE = {"megatron", "bridge", "nemo"}
 _LABELS = {"model": ("name", "source")}
 """Keys that only label a plan."""
-RECOMPUTE, WORD = "performance.recompute", "performance.activation_checkpointing_type"
 _SECTIONS = ("hardware", "cross_dc", "run")
 """Sections that launch files do not have."""
 
@@ -68,7 +68,7 @@ def write(job: Job, kind: str) -> Written:
             except ConfigError:
                 break
             if not missing:
-                return Written(text, sets, reader, stated(job, sets))
+                return Written(text, sets, reader, stated_of(job, sets))
             software = {path: value for path, value in missing.items() if path == "performance.software"}
             sets |= software or missing  # a profile brings its own defaults
         section, _, name = key.partition(".")
@@ -77,20 +77,14 @@ def write(job: Job, kind: str) -> Written:
     raise AssertionError(f"{kind}: the file is not read back")  # a fault of ours: all sections are set
 
 
-def stated(job: Job, sets: Mapping[str, Any]) -> dict[str, Any]:
+def stated_of(job: Job, sets: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a resolved plan, by dotted key, that the plan itself states; of a whole section only these."""
     found: dict[str, Any] = {}
-    said = job.performance.recompute or job.performance.activation_checkpointing_type
     for path, value in sets.items():
-        if path in {RECOMPUTE, WORD}:  # either states it
-            found |= {path: value} if said and value else {}
-            continue
-        node: Any = job
-        for name in path.split("."):
-            if isinstance(node, BaseModel):  # else a mapping, which is stated as a whole
-                node = getattr(node, name) if name in node.model_fields_set else None
-        if node is not None:
-            found[path] = job.model.name if path == "model" and job.model.name else _own(node, value)
+        own = stated(job, path)
+        if own is not None and value is not None:
+            plain_value = value if path in {RECOMPUTE, WORD} else _own(own, value)
+            found[path] = job.model.name if path == "model" and job.model.name else plain_value
     return found
 
 
