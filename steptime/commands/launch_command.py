@@ -6,8 +6,8 @@ import re
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted, flow
@@ -47,6 +47,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
             raise ConfigError(
                 lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]
             ) from None
+        reading = _with_replaced(reading, options, sets)
         job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     except ConfigError as error:
         retyped = _retyped(options.typed, options.config, error.problems)
@@ -57,6 +58,24 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")
     return job, reading
+
+
+def _with_replaced(reading: Reading, options: Namespace, sets: Mapping[str, Any]) -> Reading:
+    """The reading with a note on what the file says of its model, where the settings name another."""
+    if "model" not in sets:
+        return reading
+    from steptime.launch.replaced_model import note, without_model
+
+    try:
+        own = read(options.kind, options.config, without_model(sets), options.added)
+    except ConfigError:  # a file that does not say enough of its model to be read without it
+        return reading
+    told = note(own.config.get("model"), sets)
+    return (
+        reading._replace(config=reading.config | {"notes": [*told, *reading.config.get("notes", [])]})
+        if told
+        else reading
+    )
 
 
 _WORDS = "pass script and arguments as one string"
