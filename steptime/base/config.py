@@ -66,6 +66,8 @@ class Config(PublicFields, metaclass=PublicNames):
     """Keys of other frameworks -> the dotted key with the same meaning."""
     missing: ClassVar[Mapping[str, str]] = {}
     """Required keys -> what to give where they are missing; "": any other."""
+    fixes: ClassVar[Mapping[str, str]] = {}
+    """Keys with a value of the wrong type ("path=value") -> what to write; "": where a mapping is expected."""
     draw: ClassVar[Callable[[Any], str | None]] = lambda _: None  # as HTML, where report.notebook is loaded
 
     def _repr_html_(self) -> str | None:
@@ -242,7 +244,9 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
             return cause.details
         line = f"{path}: {cause}" if path or not isinstance(got, dict) else str(cause)
         return [ConfigProblem(line if isinstance(got, dict) else f"{line} (got {show(got)})", path)]
-    return [ConfigProblem(f"{path}: {_wrong(items)}", path)]
+    line = f"{path}: {_wrong(items)}"
+    usual = cls.fixes.get("", "").format(path=path) if "expected a mapping (got" in line else ""
+    return [ConfigProblem(line + cls.fixes.get(f"{path}={got if isinstance(got, str) else show(got)}", usual), path)]
 
 
 def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:

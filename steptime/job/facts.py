@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.job.choices import divisors, tp_degrees
 from steptime.job.mesh import ZeroPlusPlus
 from steptime.model.lora import Lora
 from steptime.model.model import LinearAttention, Moe
@@ -170,8 +171,7 @@ class Facts(NamedTuple):
     @property
     def ep_choices(self) -> str:
         """Degrees that must divide n_experts."""
-        n = int(self.n_experts)
-        return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+        return divisors(self.n_experts)
 
     @property
     def batch(self) -> Num:
@@ -223,8 +223,13 @@ class Facts(NamedTuple):
     @property
     def tp_choices(self) -> str:
         """Powers of two that tensor parallelism can have."""
-        heads, wide = int(self.n_q_heads), int(self.inter_sz)
-        return ", ".join(str(2**i) for i in range(8) if heads % 2**i == 0 and wide % 2**i == 0)
+        sizes = (self.n_q_heads, self.inter_sz, self.shared_inter_sz)
+        return tp_degrees(sizes, self.n_kv_heads, replicated=self.framework.replicates_kv)
+
+    @property
+    def chunk_choices(self) -> str:
+        """Model chunks that divide the layers to distribute."""
+        return divisors(self.units)
 
     @property
     def gbs_choices(self) -> str:

@@ -41,7 +41,7 @@ ORDER = [
         "primus",
     ),
     "trainers",
-    *("job_yaml", "read", "plan_yaml", "write"),
+    *("replaced_model", "job_yaml", "read", "plan_yaml", "write"),
 ]
 """Folders and modules, bottom to top."""
 
