@@ -234,8 +234,7 @@ class Facts(NamedTuple):
     @property
     def gbs_choices(self) -> str:
         """The batch sizes nearest to gbs that fit dp, microbatch_sz and an interleaved schedule."""
-        rounds = int(self.pp) if self.vpp > 1 and not self.framework.groups else 1
-        unit = int(self.batch) * rounds * self.pipeline_passes
+        unit = int(self.batch) * self.pipeline_passes * (1 if self.vpp == 1 or self.framework.groups else int(self.pp))
         low = int(self.gbs) // unit * unit
         return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
 
@@ -257,8 +256,7 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model supports."""
-        every = ("bf16", "fp16", "fp32", *self.framework.recipes)
-        return ", ".join(dtype for dtype in every if dtype in self.machine_dtypes)
+        return ", ".join(d for d in ("bf16", "fp16", "fp32", *self.framework.recipes) if d in self.machine_dtypes)
 
     @property
     def recipe_words(self) -> str:
