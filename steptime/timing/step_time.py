@@ -176,6 +176,9 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
     if p.pp == 1:
         return []
     inner, apart = priced.context.tiers[:-1], group(p, "pp", stage=1, n_dcs=n_dcs).first
+    around = send(assembly, priced, group(p, "embedding", n_dcs=n_dcs))
+    if not any(apart % tier.size for tier in inner):  # every stage fills whole domains
+        return [*[send(assembly, priced, group(p, "pp", n_dcs=n_dcs))] * (p.pp - 1), around]
     known: dict[tuple[Num, ...], CommCost] = {}
 
     def cost(stage: int) -> CommCost:
@@ -185,7 +188,7 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
             known[at] = send(assembly, priced, group(p, "pp", stage=stage, n_dcs=n_dcs))
         return known[at]
 
-    return [*map(cost, range(p.pp - 1)), send(assembly, priced, group(p, "embedding", n_dcs=n_dcs))]
+    return [*map(cost, range(p.pp - 1)), around]
 
 
 def send(assembly: Assembly, priced: Pricing, pair: Group) -> CommCost:
