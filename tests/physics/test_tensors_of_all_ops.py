@@ -13,8 +13,8 @@ from steptime.job.assembly import Assembly
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 
-MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2, "shared_expert_inter_sz": 64}
-LINEAR = {"n_key_heads": 2, "n_value_heads": 4, "freq": 2}
+MOE = {"n_experts": 8, "expert_inter_sz": 192, "experts_per_token": 2, "shared_expert_inter_sz": 64}
+LINEAR = {"n_key_heads": 2, "n_value_heads": 4, "freq": 2, "key_head_dim": 24, "value_head_dim": 24}
 HEADS = {"n_q_heads": 4, "n_kv_heads": 2}
 HYBRID = {"n_q_heads": 4, "glu": False, "hybrid_pattern": "M-", "mamba": {"n_heads": 8, "head_dim": 32, "n_groups": 2}}
 LATENT = {"n_q_heads": 4, "attention": {"kind": "mla", "q_lora_rank": 96}}
@@ -104,6 +104,7 @@ JOBS = {
     "hybrid, two sequences in fp8": FP8 | {"model": HYBRID, "batch": 2},
     "linear, split": {"model": HEADS | {"linear_attention": LINEAR}, "tp": 2},
     "a deeper prediction in fp8": FP8 | {"model": {"mtp": 1}},
+    "latent experts in fp8": FP8 | {"model": {"moe": MOE | {"latent_sz": 64}}},
     "a loss in place": {"software": "fsdp2", "performance": {"loss_impl": "in_place"}},
     "norms of all heads together": {"model": HEADS | {"qk_norm": True, "qk_norm_type": "per_layer"}},
 }
