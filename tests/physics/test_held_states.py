@@ -18,7 +18,7 @@ from steptime.memory.buffers import (
     workspaces,
 )
 from steptime.memory.overhead import overhead
-from steptime.schedule import SplitBytes, peaks
+from steptime.schedule import SplitBytes, order, peaks
 from steptime.schedule.live import states
 from steptime.timing.step_parts import pipeline
 
@@ -172,3 +172,22 @@ def test_what_megatron_keeps_from_step_to_step():
     found = grow_only(Assembly(job(performance=overlap, **layout)), 0)
     assert [(one.stays, one.at_peak) for one in found] == [(True, True)] * 3 + [(True, False)]
     assert (found[0].bytes, found[-1].bytes) == (2_048, 2 * 2 * 1_024)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vpp"), [("zero_bubble", 2, 1), ("zero_bubble", 4, 1), ("1f1b", 4, 1), ("interleaved", 2, 2)]
+)
+def test_states_of_a_long_step_are_those_of_the_whole_one(schedule, pp, vpp):
+    """Of 16 micro-batches, counted one action after the other, a forward's own included: what a chunk holds until its last
+    backward, and in full until its first. Shortened to one repeat, a step names the same micro-batches.
+    """
+    for stage, row in zip(states(schedule, pp, vpp, 16), order(schedule, pp, vpp, 16), strict=True):
+        for state in stage:
+            at = row.index(state.action)
+            done = row[: at + 1] if state.action.kind == "F" else row[:at]
+
+            def count(kinds: str, chunk: int, done=done) -> int:
+                return sum(one.kind in kinds and one.chunk == chunk for one in done)
+
+            assert state.held == tuple(count("F", chunk) - count("BW", chunk) for chunk in range(vpp)), state
+            assert state.whole == tuple(count("F", chunk) - count("BI", chunk) for chunk in range(vpp)), state

@@ -95,6 +95,27 @@ def test_buckets_in_columns(size):
     assert one == ([1_408, 1_408, 896] if size else [3_584])
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "before", "expected"),
+    [
+        # each from a multiple of 64: after 0, 128, 256 and 384 the fourth ends at 484; of eight in all two such buckets of 512
+        (8, 400, 0, [512, 512]),
+        (9, 400, 0, [512, 512, 128]),
+        # behind 70 elements they start at 128: the third ends at 484; then buckets of four, and two are left, of 228
+        (9, 400, 70, [512, 512, 256]),
+        (3, 100, 0, [128, 128, 128]),  # each closes its own
+        (4, None, 0, [512]),
+    ],
+)
+def test_buckets_of_equal_tensors(count, size, before, expected):
+    """Of 100 elements on 2 ranks, told at once or one by one: a bucket closes once it holds `size`, and is filled up to 128s."""
+    first = [Pieces(before, 1)] if before else []
+    assert run_buckets([([*first, Pieces(100, count)], 1)], 2, size) == expected
+    assert run_buckets([([*first, *[Pieces(100, 1)] * count], 1)], 2, size) == expected
+    columns = run_buckets([([*first, Pieces(100, count)], 1)], np.array([2.0]), size)
+    assert [float(np.sum(each)) for each in columns if np.sum(each)] == expected
+
+
 def test_one_bucket_of_whole_and_broken_numbers():
     """It is one number, not a column."""
     assert run_buckets([([Pieces(100.0, 1), Pieces(300, 1)], 1)], 2, None) == [512]
