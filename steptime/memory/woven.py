@@ -20,9 +20,9 @@ def woven_peak(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | fl
     TransformerLayerSchedulePlan.run).
     """
     sent = [i for i, op in enumerate(ops) if op.name.startswith("moe.dispatch")]
-    returned = next((i for i, op in enumerate(ops) if op.name == "moe.combine"), 0)
-    if not sent or not returned:
+    if not sent:
         return NO_BYTES
+    returned = next(i for i, op in enumerate(ops) if op.name == "moe.combine")
     kept, sizes, segments, away = kept_by_part(ops, x, modules, autograd)
     forward = forward_steps(ops, sizes, kept, x.name, out)
     walk = BackwardWalk(ops, sizes, segments, kept, autograd, away)
