@@ -59,6 +59,17 @@ def test_copies_of_logits(impl, tp, kept, cast, softmax):
     assert (three.forward_bytes, three.backward_bytes) == (96, SMALL)
 
 
+def test_logits_in_fp32_are_not_copied():
+    """Nothing is cast, and the loss reads them as they are: 2 * 32,768 B forward, 3 * 32,768 backward, and no copy beside."""
+    shard = Assembly(job("fsdp2")).shard
+    software = shard.software.replace(loss_impl="composite")
+    wide = LOGITS._replace(itemsize=4.0)
+    ops = [op for op in torch_loss(replace(shard, software=software), wide, logits_kept=False) if isinstance(op, Move)]
+    assert [op.name for op in ops] == ["loss.log_softmax", "loss.nll"]
+    assert (ops[0].forward_bytes, ops[0].backward_bytes) == (2 * SMALL, 3 * SMALL)
+    assert (ops[0].forward_temp_bytes, ops[0].backward_temp_bytes) == (0, 0)
+
+
 def test_copies_of_logits_of_a_loss_in_place():
     """Shifted by a position: read and written; backward zeros, a read and a write. The kernel reads, and its gradient takes the
     place of what it read.
