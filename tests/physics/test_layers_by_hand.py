@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from physics_jobs import job
 
 from steptime.job.assembly import Assembly
 from steptime.job.parts import Part
+from steptime.model.attention import copies_of
 from steptime.model.lora import NF4
-from steptime.model.ops import Comm, Gemm, Move, Op
+from steptime.model.ops import Comm, Gemm, Move, Op, Tensor
 
 ROWS = 8 * 128 * 2
 MOE = {"n_experts": 8, "expert_inter_sz": 64, "experts_per_token": 2, "shared_expert_inter_sz": 64}
@@ -159,3 +161,45 @@ def test_weights_that_are_packed_are_unpacked_before_each_product():
     for op in assembly.embedding.ops:
         assert isinstance(op, Move)
         assert op.backward_bytes == 0
+
+
+def test_softmax_and_scale_of_scores_in_memory():
+    """One head's 8 x 8 scores: upcast, mask, softmax and downcast, 4 kernels: twice 2 B and five times 4 B each, either way; fp32
+    probabilities are kept.
+    """
+    how = {"attention_impl": "unfused", "softmax_impl": "composite"}
+    [layer] = Assembly(job(performance=how)).kinds
+    [op] = [op for op in layer.ops if op.name == "attn.core.softmax"]
+    assert moved(op) == (24 * 64, 24 * 64, 4)
+    assert [(t.elements, t.itemsize) for t in op.stats] == [(64, 4)]
+
+
+@pytest.mark.parametrize(("compiled", "parts", "kernels"), [("none", 4 + 2 + 2, 2), ("blocks", 2, 1)])
+def test_copies_of_a_fused_projection(compiled, parts, kernels):
+    """8 tokens of 4 queries, 2 keys and 2 values of 32: each read and written; compiled, the values alone."""
+    shard = Assembly(job("torchtitan", performance={"compile": compiled})).shard
+    split = tuple(Tensor(name, 8.0 * 32 * heads, 2.0) for name, heads in (("q", 4), ("k", 2), ("v", 2)))
+    op = copies_of(shard, "attn.qkv", split)
+    assert moved(op) == (2 * 2 * 8 * 32 * parts, 2 * 2 * 8 * 32 * parts, kernels)
+
+
+def test_lightning_attention():
+    """The gate's kernels: q, k and v put apart by three."""
+    linear = {"kind": "lightning", "n_key_heads": 4, "n_value_heads": 4, "key_head_dim": 16, "value_head_dim": 24}
+    [layer] = Assembly(job(model={"linear_attention": linear})).kinds
+    found, ops = made(layer, "attn."), {op.name: op for op in layer.ops}
+    assert found["split"] == (8 * 64, 8 * 64, 8 * 96)
+    assert moved(ops["attn.split"])[2] == 3
+    assert found["gate.act"] == found["gated"] == (8 * 96,)
+
+
+def test_labels_and_ids_that_roll_over_ranks():
+    """cp 2, 4 tokens a rank: ids and positions of 8 B, which two kernels' worth of steps copy twice, in and out; each end of both
+    stretches goes to a neighbor, 8 B in four sends.
+    """
+    head = Assembly(job(model={"mtp": 1, "n_q_heads": 2}, cp=2)).head
+    ops = {op.name: op for op in head.ops}
+    assert moved(ops["mtp.1.ids.roll"])[0] == 2 * 2 * 2 * 4 * 8
+    ends = ops["mtp.1.ids.roll.ends"]
+    assert isinstance(ends, Comm)
+    assert (ends.bytes, ends.count, ends.axis, ends.kind) == (8, 4, "cp", "send_recv")

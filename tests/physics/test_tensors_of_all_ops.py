@@ -204,6 +204,22 @@ def test_operands_and_results_of_products(name):
 
 
 @pytest.mark.parametrize("name", JOBS)
+def test_which_side_of_a_weight_is_split(name):
+    """n x k as this device multiplies it: the side that is shorter than the whole weight's is the one that is split, by tp."""
+    shard = parts_of(name)[0].shard
+    for op in ops_of(name):
+        if not isinstance(op, Gemm) or not op.params or not op.params[0].multiplies or len(op.params[0].shape) < 2:
+            continue
+        p = op.params[0]
+        for at, mine in ((-2, op.n), (-1, op.k)):
+            split = p.split_dim == len(p.shape) + at
+            if mine != p.shape[at] and not op.routed and not p.vocab:
+                assert split, op.name
+            if split and not op.routed and not p.vocab:
+                assert mine * shard.tp == p.shape[at], op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
 def test_operands_and_results_of_attention(name):
     """Queries b s n d, an output b s n d_v; of keys and values those of this rank."""
     for op, read, made in sized(name):
