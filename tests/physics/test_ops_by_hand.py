@@ -249,3 +249,4 @@ def test_clamped_experts_split_over_ranks():
     assert [t.bytes for t in ops["experts.act"].outputs] == [16 * 32 * 2]
     shapes = [ops[f"experts.{name}"].params[0] for name in ("gate_up", "down")]
     assert [(p.shape, p.split_dim) for p in shapes] == [((8, 128, 128), 1), ((8, 128, 64), 2)]
+    assert [ops[f"experts.{name}"].params[1].shape for name in ("gate_up", "down")] == [(8, 128), (8, 128)]
