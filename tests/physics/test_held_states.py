@@ -11,6 +11,7 @@ from steptime.memory.buffers import (
     at_peak,
     batches,
     deferred_wgrad_bytes,
+    earlier_logits_bytes,
     grow_only,
     held,
     of_pipeline,
@@ -191,3 +192,10 @@ def test_states_of_a_long_step_are_those_of_the_whole_one(schedule, pp, vpp):
 
             assert state.held == tuple(count("F", chunk) - count("BW", chunk) for chunk in range(vpp)), state
             assert state.whole == tuple(count("F", chunk) - count("BI", chunk) for chunk in range(vpp)), state
+
+
+@pytest.mark.parametrize(("microbatches", "bytes_"), [(1, 0), (2, 8 * 1_024 * 2)])
+def test_logits_of_the_micro_batch_before(microbatches, bytes_):
+    """litgpt's loop holds them until the next forward replaces them: 8 * 1,024 in bf16, where there was one before."""
+    assembly = Assembly(job("litgpt-ddp", microbatches=microbatches, performance={"param_dtype": "bf16"}))
+    assert earlier_logits_bytes(assembly, assembly.stages[0]) == bytes_
