@@ -51,7 +51,7 @@ def passages(routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num)
 
 def score_bytes(op: Comm, group: Group, tiers: Sequence[Tier]) -> Num:
     """Bytes of the scores that an exchange sends with its rows: for each expert of the innermost domain."""
-    if op.routing is None or (not is_column(op.score_bytes) and not op.score_bytes):
+    if op.routing is None:
         return 0.0
     return op.score_bytes * op.routing.n_experts * members_per_domain(group, tiers[0].size) / group.ranks
 

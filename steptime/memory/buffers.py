@@ -102,8 +102,8 @@ def at_peak(buffers: list[HeldBuffer]) -> Num:
 
 def step_change(buffers: list[HeldBuffer]) -> Num:
     """Bytes that the optimizer step adds to the peak of a micro-batch; negative where it holds less."""
-    own = sum([one.bytes for one in buffers if one.stays and not one.at_peak])
-    return own - sum([one.bytes for one in buffers if one.at_peak and not one.stays])
+    own = sum([one.bytes for one in buffers if not one.at_peak])  # all of which stay
+    return own - sum([one.bytes for one in buffers if not one.stays])
 
 
 def workspaces(job: Job) -> list[HeldBuffer]:
