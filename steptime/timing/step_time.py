@@ -211,10 +211,7 @@ def sends(job: Job, costs: list[CommCost]) -> list[float]:
 def run_pipeline(
     job: Job, chunks: list[list[ChunkTime]], send_s: list[float], around: AroundActions | None = None
 ) -> Walk:
-    """Walk the schedule. Without overlap a send also blocks its sender (batched isend and irecv, then wait).
-
-    `around`: what FSDP adds to the actions.
-    """
+    """Walk the schedule, with what FSDP adds (`around`). Without overlap a send blocks its sender (isend, irecv, then wait)."""
     p = job.parallelism
     split = described(job.schedule).split
     weight_s = [[chunk.weight_s for chunk in stage] for stage in chunks] if split else None

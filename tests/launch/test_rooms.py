@@ -18,6 +18,7 @@ ORDER = [
         "fsdp_options",
         "adapters",
         "config_values",
+        "program_defaults",
         "call_arguments",
         "config_functions",
         "interpolate",
@@ -31,7 +32,6 @@ ORDER = [
     ),
     "torchtitan",
     *(
-        "program_defaults",
         "program_calls",
         "config_sections",
         "script_devices",
