@@ -92,6 +92,7 @@ def test_bytes_of_attention():
     op = Attention("a", batch=3, q_len=8, kv_len=16, n_q_heads=4, n_kv_heads=2, d_qk=8, d_v=4)
     ahead, (back, rest) = forward(op, RATES, {}), backward(op, RATES, {})
     assert (ahead.bytes, ahead.flops) == (4_608, 18_432)
+    assert ahead.bandwidth_s == pytest.approx(4_608 / 1e12)
     assert (back.bytes, back.flops) == (2 * 4_608, pytest.approx(18_432 * 32 / 12))
     assert rest == NOTHING
 

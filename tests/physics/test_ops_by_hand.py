@@ -252,3 +252,13 @@ def test_clamped_experts_split_over_ranks():
     shapes = [ops[f"experts.{name}"].params[0] for name in ("gate_up", "down")]
     assert [(p.shape, p.split_dim) for p in shapes] == [((8, 128, 128), 1), ((8, 128, 64), 2)]
     assert [ops[f"experts.{name}"].params[1].shape for name in ("gate_up", "down")] == [(8, 128), (8, 128)]
+
+
+def test_heads_of_a_state_space_exchanged_for_tokens():
+    """4 of 8 tokens: z, x, B, C and dt, 1,032 columns in five calls; the output's 256 in one (mamba_context_parallel.py)."""
+    mamba = {"n_heads": 8, "head_dim": 32, "n_groups": 2}
+    ops = ops_of(model={"n_q_heads": 4, "glu": False, "hybrid_pattern": "M-", "mamba": mamba}, cp=2)
+    for name, columns, calls in (("mamba.to_heads", 1_032, 5), ("mamba.to_tokens", 256, 1)):
+        op = ops[name]
+        assert isinstance(op, Comm)
+        assert (op.count, op.bytes) == (calls, 2 * 4 * columns / calls)
