@@ -12,7 +12,7 @@ from steptime.base.num import Num, made, maximum, where
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.blocks import further_ends
+from steptime.memory.allocator_blocks import further_ends
 from steptime.memory.buffers import at_peak, common_buffers, cublas_workspace_bytes, stage_buffers, step_change
 from steptime.memory.overhead import StreamPools, overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments

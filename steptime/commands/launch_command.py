@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted, flow
-from steptime.commands import defaults
+from steptime.commands import plan_defaults
 from steptime.commands.console import Printer
 from steptime.commands.outputs import write_new
 from steptime.job.edit import read_settings
@@ -36,7 +36,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         raise ConfigError(
             f"--from {options.kind}: needs a launch script, config or log: 3dtrn --from {options.kind} FILE"
         )
-    named = defaults.sets(options.model, options.machine, options.devices)
+    named = plan_defaults.sets(options.model, options.machine, options.devices)
     sets, unread = read_settings([*named, *options.sets])
     wrong = [problem.line for problem in unread]
     try:
@@ -54,7 +54,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         raise ConfigError([*wrong, *error.problems, *retyped]) from None
     if wrong:
         raise ConfigError(wrong)
-    defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
+    plan_defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")
     return job, reading

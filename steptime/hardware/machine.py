@@ -17,7 +17,7 @@ from steptime.base.config import Config, ConfigError, ConfigProblem, Section, bu
 from steptime.base.defaults import no_entries, no_items
 from steptime.base.document import parse_mapping, read_source, shipped, shipped_names
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
-from steptime.hardware.host import Host
+from steptime.hardware.host_node import Host
 from steptime.hardware.machine_tree import ACCELERATORS, accelerator_names, implausible, plain_tree, put_figure
 
 _DATA = Path(__file__).parents[1] / "data"

@@ -12,7 +12,7 @@ from steptime.base.recent import Recent
 from steptime.base.records import record
 from steptime.cost.comm import FREE, CommCost, collective
 from steptime.cost.overlap import hidden_s
-from steptime.cost.parts import Context
+from steptime.cost.part_seconds import Context
 from steptime.cost.rates import Rates
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job

@@ -9,7 +9,7 @@ from physics_jobs import job, machine
 from rates import RATES
 
 from steptime.cost.compute import NOTHING, backward, forward, gemm_backward, scan_pass
-from steptime.cost.parts import forward_work
+from steptime.cost.part_seconds import forward_work
 from steptime.cost.rates import eager_flex_efficiency
 from steptime.model.eager_flex import eager_flex
 from steptime.model.ops import Attention, Casting, Comm, Gemm, Param, Tensor

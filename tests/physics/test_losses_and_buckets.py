@@ -10,7 +10,7 @@ from physics_jobs import job
 
 from steptime.job.assembly import Assembly
 from steptime.job.local_params import Pieces
-from steptime.memory.blocks import LargeBlocks
+from steptime.memory.allocator_blocks import LargeBlocks
 from steptime.memory.buckets import run_buckets
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.op_walk import chunk_peaks

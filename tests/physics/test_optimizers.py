@@ -10,7 +10,7 @@ from steptime.cost.rates import Rates, rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.moments import matrix, orthogonalized
+from steptime.memory.optimizer_moments import matrix, orthogonalized
 from steptime.model.ops import Param
 from steptime.timing.optimizer import quantize_bytes_per_weight, update_bytes_per_param
 from steptime.timing.orthogonalize import matrix_s, newton_schulz_s, orthogonalize_s

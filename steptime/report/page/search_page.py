@@ -11,9 +11,9 @@ from steptime.report import layout_rows, search_answer, search_tables
 from steptime.report.format import GIB, seconds
 from steptime.report.page.axis_ticks import round_ticks, time_ticks
 from steptime.report.page.diff_page import ComparedPlan, memories, plan_text, steps
-from steptime.report.page.document import document, facts, section
 from steptime.report.page.markup import Html, el, join, tools
-from steptime.report.page.tables import plain_table
+from steptime.report.page.page_tables import plain_table
+from steptime.report.page.whole_page import document, facts, section
 from steptime.report.table import FactList, ReportSection
 from steptime.search.changes import words
 from steptime.search.front import REACH

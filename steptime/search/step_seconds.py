@@ -17,7 +17,7 @@ from steptime.job.job import Job
 from steptime.job.mesh import Group, group, members_per_domain
 from steptime.schedule import default_group
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of, sums
-from steptime.search.states import SentColumns
+from steptime.search.pipeline_states import SentColumns
 from steptime.search.walk_columns import makespans, unlike
 from steptime.software.hidden_shares import Share
 from steptime.timing.data_parallel import exposed
