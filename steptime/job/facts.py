@@ -170,8 +170,7 @@ class Facts(NamedTuple):
     @property
     def ep_choices(self) -> str:
         """Degrees that must divide n_experts."""
-        n = int(self.n_experts)
-        return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+        return ", ".join(str(d) for d in range(1, int(self.n_experts) + 1) if int(self.n_experts) % d == 0)
 
     @property
     def batch(self) -> Num:
@@ -202,6 +201,11 @@ class Facts(NamedTuple):
     def microbatches(self) -> Num:
         """Micro-batches per pipeline and step, rounded down."""
         return self.gbs // self.batch
+
+    @property
+    def microbatches_of_a_pass(self) -> Num:
+        """Micro-batches that go through the pipeline before it drains."""
+        return self.microbatches // self.pipeline_passes
 
     @property
     def framework(self) -> Framework:
@@ -252,8 +256,7 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model supports."""
-        every = ("bf16", "fp16", "fp32", *self.framework.recipes)
-        return ", ".join(dtype for dtype in every if dtype in self.machine_dtypes)
+        return ", ".join(t for t in ("bf16", "fp16", "fp32", *self.framework.recipes) if t in self.machine_dtypes)
 
     @property
     def recipe_words(self) -> str:
