@@ -101,10 +101,11 @@ class Context:
         """Seconds of one collective over the group of its axis; of the op's bytes unless `bytes_` is given."""
         group, sent = self.groups[op.axis], op.bytes if bytes_ is None else bytes_
         if op.routing is not None and kind == "all_to_all":
-            from steptime.cost.exchange import exchange, score_bytes
+            from steptime.cost import exchange as of
 
             copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
-            return exchange(sent + score_bytes(op, group, self.tiers), op.routing, group, self.tiers, copies)
+            sent, limit = sent + of.score_bytes(op, group, self.tiers), of.kernel_rate(self.software, self.rates.sm_count)
+            return of.exchange(sent, op.routing, group, self.tiers, copies, limit)
         return self.collective(kind, sent, op.axis)
 
     def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:
