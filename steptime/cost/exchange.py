@@ -16,15 +16,15 @@ EXCHANGE_S = 77e-6
 """Minimum time of a call, even for few bytes: dispatch of 128 tokens over 8 ranks of H800 (DeepEP README, low latency)."""
 
 PER_SM = {9: 16.5e9, 10: 21.2e9}
-"""What DeepEP's kernels inside one NVLink domain receive on one multiprocessor, of a call without its EXCHANGE_S, by major compute
-capability: the mean of dispatch and combine, each of which is the other's backward. B200, 24 SMs, bf16: 319 MB at 494 and 420 GB/s,
-23.4 and 19.5 (21.9 to 20.6 on 16 to 32 SMs, where the links begin to limit it; GB200 within 4 %; deepseek-ai/DeepEP@94a9f8f docs/
-README_Hybrid-EP.md). H100, 20 SMs: 330 MB in 1.005 and 1.155 ms, 17.8 and 15.4 (tile-ai/tilescale pull request 40). HybridEP on
-its 16 takes as long as on 32 (the same README), so its kernels do not limit it [B/s]."""
+"""What DeepEP's kernels inside one NVLink domain receive on one multiprocessor, of a call without its EXCHANGE_S, by major
+compute capability: the mean of dispatch and combine, each the other's backward. B200, 24 SMs, bf16: 319 MB at 494 and 420 GB/s,
+23.4 and 19.5; on 16 to 32 SMs the mean is 21.9 to 20.6, on GB200 3 % more, there 13 % less on 16 ranks, and on 24 the combine a
+third (deepseek-ai/DeepEP@94a9f8f docs/README_Hybrid-EP.md). H100, 20 SMs: 330 MB in 1.005 and 1.155 ms, 17.8 and 15.4
+(tile-ai/tilescale pull request 40). HybridEP is on 8 ranks within 6 % as fast on 16 SMs as on 32 (the same README) [B/s]."""
 
 DEFAULT_SMS = 20
-"""SMs of DeepEP's kernels unless its user sets them: Buffer.num_sms (deepseek-ai/DeepEP@94a9f8f deep_ep/buffer.py), Megatron-Core's
-moe_deepep_num_sms, NeMo AutoModel's BackendConfig.dispatcher_num_sms."""
+"""SMs of DeepEP's kernels unless its user sets them: Buffer.num_sms (deepseek-ai/DeepEP@94a9f8f deep_ep/buffer.py), which is
+also Megatron-Core's and NeMo AutoModel's default (moe_deepep_num_sms, dispatcher_num_sms)."""
 
 SECOND = "torchtitan"
 """The profile with DeepEP 2, since 2026-06-28 (pytorch/torchtitan pull request 3808): it takes as many SMs as its links need
@@ -32,7 +32,7 @@ SECOND = "torchtitan"
 
 
 def kernel_rate(software: Software, sm_count: float | None) -> float:
-    """Rate at which the kernels of an exchange can receive inside one domain, whatever its links; inf where nothing limits them."""
+    """Rate at which the kernels of an exchange can receive inside one domain, whatever its links; inf if nothing limits them."""
     moe, device = software.moe, PER_SM.get(int(software.compute_capability))
     if device is None or moe.flex_backend != "deepep" or (moe.deepep_sms is None and software.name == SECOND):
         return inf

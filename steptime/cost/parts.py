@@ -104,7 +104,10 @@ class Context:
             from steptime.cost import exchange as of
 
             copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
-            sent, limit = sent + of.score_bytes(op, group, self.tiers), of.kernel_rate(self.software, self.rates.sm_count)
+            sent, limit = (
+                sent + of.score_bytes(op, group, self.tiers),
+                of.kernel_rate(self.software, self.rates.sm_count),
+            )
             return of.exchange(sent, op.routing, group, self.tiers, copies, limit)
         return self.collective(kind, sent, op.axis)
 
