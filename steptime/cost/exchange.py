@@ -1,6 +1,6 @@
 """Seconds of an exchange that sends a row once to each domain that needs it (DeepEP, HybridEP; deepseek-ai/DeepEP README)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -100,3 +100,11 @@ def exchange(
     if not is_column(group.ranks):
         return found
     return CommCost(*(where(group.ranks > 1, field, free) for field, free in zip(found, FREE, strict=True)))
+
+
+def priced(op: Comm, bytes_: Num, groups: Mapping[str, Group], tiers: Sequence[Tier], kernels: float) -> CommCost:
+    """One call of an op with `routing`, over the ranks of its axis, of which each receives `bytes_` in rows, and their scores."""
+    if op.routing is None:
+        return FREE
+    group, copies = groups[op.axis], op.routing.distinct(groups["ep"].ranks) * groups["etp"].ranks
+    return exchange(bytes_ + score_bytes(op, group, tiers), op.routing, group, tiers, copies, kernels)
