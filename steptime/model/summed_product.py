@@ -21,7 +21,8 @@ SLOW = 2.6
 """Elements of kernels without vector loads (`cost.rates.ELEMENTS_PER_SM`) that take as long as one element of the rows in one of
 the three products: cuBLAS has no tensor cores for fp32, nor a kernel for an inner dimension of 1. On B200 that of backward takes
 6 to 9 ms for 16 sequences of 4,096 tokens (assumed), top 8, h 2,048: 1.07e9 elements, 0.8 to 1.2e9 a second on each of 148 SMs
-(pytorch/torchtitan pull request 2466); 1.0e9, to the 2.6e9 of those kernels. The others are assumed as slow."""
+(pytorch/torchtitan pull request 2466); 1.0e9, to the 2.6e9 of those kernels. The others are assumed as slow; gpt-oss 20B on H100
+then takes as much longer than with one kernel instead as was measured (pull request 2717)."""
 
 
 def applies(rows: Rows) -> bool:
