@@ -204,6 +204,11 @@ class Facts(NamedTuple):
         return self.gbs // self.batch
 
     @property
+    def microbatches_of_a_pass(self) -> Num:
+        """Micro-batches that go through the pipeline before it drains."""
+        return self.microbatches // self.pipeline_passes
+
+    @property
     def framework(self) -> Framework:
         """What the profile's framework supports, or that of the profile it extends."""
         return framework_of(self.software, self.family)

@@ -153,6 +153,30 @@ def test_linear_attention_prediction_and_muon_have_flags(freq):
     assert "--mtp-num-layers 1" in written.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("megatron", "--moe-deepep-num-sms 32"),
+        ("bridge", "moe_deepep_num_sms: 32"),
+        ("nemo", "moe_deepep_num_sms: 32"),
+    ],
+)
+def test_multiprocessors_of_deepep_are_written_and_read_back(kind, text):
+    job = Job(
+        model="qwen3-30b-a3b",
+        parallelism={"tp": 1, "pp": 1, "dp": 8, "ep": 8},
+        performance={"moe": {"dispatcher": "flex", "deepep_sms": 32}},
+        data={"gbs": 64, "seqlen": 4096, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    written = write(job, kind)
+    assert text in written.text
+    assert (
+        value_at(read_back(written.text, written.reader, written.left_out).to_config(), "performance.moe.deepep_sms")
+        == 32
+    )
+
+
 def test_flags_of_llama_by_hand():
     """Llama-3 70B as Megatron-LM's arguments (arguments.py of megatron-core 0.16.1) say it."""
     text = write(Job.load("configs/llama3_70b.yaml"), "megatron").text
