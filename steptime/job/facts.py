@@ -270,21 +270,6 @@ class Facts(NamedTuple):
         return ", ".join(self.framework.recipes) or f"software {' or '.join(having)}"
 
     @property
-    def zero_words(self) -> str:
-        """ZeRO levels of the framework."""
-        return ", ".join(map(str, self.framework.zero_levels))
-
-    @property
-    def context_words(self) -> str:
-        """Values of cp_comm_type that the framework runs."""
-        return " or ".join(self.framework.context)
-
-    @property
-    def pipeline_zero_words(self) -> str:
-        """ZeRO levels of the framework with pipelines."""
-        return " and ".join(map(str, self.framework.pipelines_zero))
-
-    @property
     def granularity(self) -> str:
         """recompute.granularity; empty where not set."""
         return self.recompute.granularity if self.recompute else ""

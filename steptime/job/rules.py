@@ -67,7 +67,7 @@ LAYOUT_RULES = [
     Rule(
         "framework has cp_comm_type",
         "parallelism.cp_comm_type",
-        "{f.software} has no {f.cp_comm_type}; use {f.context_words}",
+        "{f.software} has no {f.cp_comm_type}; use {f.framework.context_words}",
         lambda f: (f.cp == 1) | (not f.framework.context) | (f.cp_comm_type in f.framework.context),
     ),
     # megatron/core/transformer/dot_product_attention.py, DotProductAttention.__init__: context_parallel_size == 1
@@ -223,13 +223,13 @@ LAYOUT_RULES = [
     Rule(
         "zero framework",
         "parallelism.zero_level",
-        "{f.software} has no level {f.zero_level}; use one of {f.zero_words}",
+        "{f.software} has no level {f.zero_level}; use one of {f.framework.zero_words}",
         lambda f: (f.fsdp is not None) | (f.zero_level in f.framework.zero_levels),
     ),
     Rule(
         "zero with pipeline",
         "parallelism.zero_level",
-        "{f.software} supports only levels {f.pipeline_zero_words} with pp > 1 "
+        "{f.software} supports only levels {f.framework.pipeline_zero_words} with pp > 1 "
         "(got {f.zero_level} with pp {f.pp}); use zero_level 1 or pp 1",
         lambda f: (
             (f.pp == 1) | (f.zero_level in f.framework.pipelines_zero) | (f.zero_level not in f.framework.zero_levels)
