@@ -134,6 +134,7 @@ def plus_plus_of(keys: JobKeys, level: int) -> dict[str, Any]:
 
 
 _OPTIMIZER_AT = ("zero_optimization.offload_optimizer.device", "zero_optimization.cpu_offload")
+_RATIO = "zero_optimization.offload_optimizer.ratio"
 _PARAMS_AT = (
     "zero_optimization.offload_param.device", "zero_optimization.cpu_offload_param", "zero_optimization.cpu_offload_params",
 )  # fmt: skip
@@ -156,10 +157,14 @@ def offload_of(
             keys.without_effect(said[0], f"parameters leave the device only at stage 3 (got {level}; zero/config.py)")
         elif device not in {"cpu", "True"}:
             keys.leave_out(said[0], f"{what} on {device}")
-        elif level != 3:
-            keys.leave_out(said[0], f"{what} in host memory at stage {level}")
+        elif not level:
+            keys.leave_out(said[0], f"{what} in host memory at stage 0")
         elif part == "optimizer":
-            found["optimizer"] = float(keys.get("zero_optimization.offload_optimizer.ratio") or 1.0)
+            found["optimizer"] = float(keys.get(_RATIO) or 1.0)
+            if level < 3 and found["optimizer"] < 1.0:  # zero/config.py, offload_ratio_check
+                keys.fail(
+                    _RATIO, f"DeepSpeed needs stage 3 for less than 1 (got {found['optimizer']:g}, stage {level})"
+                )
         else:
             found["params"] = True
     if "params" in found and "optimizer" not in found:  # partitions on the host, updated on the device

@@ -9,9 +9,10 @@ from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams
 from steptime.memory.moments import mean_moments
-from steptime.memory.on_host import on_host
+from steptime.memory.on_host import follows_buckets, on_host
 from steptime.memory.states import group_elements, quantized_elements, shard_ranks
 from steptime.software.state_bytes import FP32, StateBytes
+from steptime.timing.gradients_down import elements_in_turn
 from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.orthogonalize import orthogonalize_s
 
@@ -151,7 +152,8 @@ def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
     update = update_s(job, most.owned, kept, most.moments, bytes_per_s)
     orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
     beside_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s
-    host = host_update(job, most.owned, most.tensors, beside_s, bytes_per_s)
+    in_turn = elements_in_turn(assembly, most.owned) if follows_buckets(job) else None
+    host = host_update(job, most.owned, most.tensors, beside_s, bytes_per_s, in_turn)
     return OptimizerStep(update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s, host)
 
 

@@ -1,0 +1,40 @@
+"""Gradients that go to host memory bucket by bucket, and whose copies the ranks wait for one after another."""
+
+from steptime.base.num import Num, maximum, minimum
+from steptime.job.assembly import Assembly
+from steptime.memory.on_host import follows_buckets
+from steptime.memory.states import chunk_buckets, shard_ranks
+
+
+def elements_in_turn(assembly: Assembly, owned: Num) -> Num:
+    """Gradients whose copies to the host add up on the slowest way through backward: `owned` ones, or more.
+
+    ZeRO 1 and 2 give each rank one stretch of all parameters. A bucket is reduced on all ranks, then each copies what it owns of
+    it, on the stream that reduces the next bucket (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage_1_and_2.py,
+    reduce_ipg_grads), so that in each bucket all wait for the rank that owns most of it. Buckets of less than a stretch are
+    copied one after another.
+    """
+    job = assembly.job
+    if not follows_buckets(job):
+        return owned
+    buckets, total = chunk_buckets(assembly, assembly.chunks[0]), 0.0 * owned
+    whole: dict[str, Num] = {}
+    for bucket in buckets:
+        whole[bucket.group] = whole.get(bucket.group, 0.0) + bucket.elements
+    starts: dict[str, Num] = dict.fromkeys(whole, 0.0)
+    for bucket in buckets:
+        start, stretch = starts[bucket.group], whole[bucket.group] / shard_ranks(job, bucket.group)
+        starts[bucket.group] = start + bucket.elements
+        total = total + most_of_one(start, bucket.elements, maximum(stretch, 1.0))
+    return total
+
+
+def most_of_one(start: Num, elements: Num, stretch: Num) -> Num:
+    """The most that a bucket of `elements` from `start` on has in common with one of equal stretches.
+
+    >>> most_of_one(0.0, 5.0, 10.0), most_of_one(8.0, 5.0, 10.0), most_of_one(8.0, 20.0, 10.0)
+    (5.0, 3.0, 10.0)
+    """
+    first = minimum(elements, stretch - start % stretch)
+    second = minimum(elements - first, stretch)
+    return maximum(first, maximum(second, minimum(elements - first - second, stretch)))
