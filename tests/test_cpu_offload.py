@@ -7,7 +7,6 @@ import pytest
 import search_jobs as search
 
 from steptime.answer.result import estimate
-from steptime.base.config import ConfigError
 from steptime.commands.cli import main
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
