@@ -120,6 +120,14 @@ OFFLOAD_RULES = [
             & (not f.cpu_offload.params)
         ),
     ),
+    Rule(
+        "states on the host, ranks in turn",
+        "performance.cpu_offload.round_robin",
+        "is an option of DeepSpeed at zero_level 1 and 2 (got {f.software}, {f.zero_level}); remove it",
+        lambda f: (
+            (not f.cpu_offload.round_robin) | (f.family == "deepspeed") & ((f.zero_level == 1) | (f.zero_level == 2))
+        ),
+    ),
     # DeepSpeed's pipelines: gradients of the first stages are copied while later ones compute
     Rule(
         "states on the host, DeepSpeed's pipelines",

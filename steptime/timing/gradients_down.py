@@ -12,10 +12,10 @@ def elements_in_turn(assembly: Assembly, owned: Num) -> Num:
     ZeRO 1 and 2 give each rank one stretch of all parameters. A bucket is reduced on all ranks, then each copies what it owns of
     it, on the stream that reduces the next bucket (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage_1_and_2.py,
     reduce_ipg_grads), so that in each bucket all wait for the rank that owns most of it. Buckets of less than a stretch are
-    copied one after another.
+    copied one after another. With `round_robin` a rank owns tensors of every bucket, here an equal share of each.
     """
     job = assembly.job
-    if not follows_buckets(job):
+    if not follows_buckets(job) or job.performance.cpu_offload.round_robin:
         return owned
     buckets, total = chunk_buckets(assembly, assembly.chunks[0]), 0.0 * owned
     whole: dict[str, Num] = {}

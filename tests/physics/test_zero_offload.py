@@ -18,8 +18,8 @@ N = 8030261248
 LINK, THREAD, DEVICE = 55.6e9, 12e9, 0.887 * 3350e9
 
 
-def offloaded(stage, micro_batches=1, dp=8, overlap=None, **parallelism):
-    performance = {"software": "deepspeed", "cpu_offload": {"optimizer": 1.0}}
+def offloaded(stage, micro_batches=1, dp=8, overlap=None, said=None, **parallelism):
+    performance = {"software": "deepspeed", "cpu_offload": {"optimizer": 1.0} | (said or {})}
     if overlap is not None:
         performance["overlap"] = {"dp": overlap}
     layout = {"dp": dp, "zero_level": stage} | parallelism
@@ -95,6 +95,12 @@ def test_small_buckets_are_copied_one_after_another():
     host = estimate(offloaded(2, dp=2, bucket_size_mb=0.002)).timing.optimizer.host
     assert host.down_s == pytest.approx((N - 2048) * (4 / LINK + 60 / DEVICE), rel=1e-9)
     assert host.up_s == pytest.approx(N / 2 * 2 / LINK)
+
+
+def test_tensors_in_turn_are_copied_at_once():
+    """With round_robin each of 2 ranks copies N/2, whatever the buckets."""
+    host = estimate(offloaded(2, dp=2, bucket_size_mb=0.002, said={"round_robin": True})).timing.optimizer.host
+    assert host.down_s == pytest.approx(N / 2 * (4 / LINK + 60 / DEVICE), rel=1e-9)
 
 
 @pytest.mark.parametrize(("bucket", "in_turn"), [(5, 40), (8, 8 + 6 + 4 + 6 + 8), (20, 20), (40, 10)])
