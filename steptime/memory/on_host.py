@@ -15,8 +15,8 @@ class OnHost(NamedTuple):
     """In host memory."""
     touched: float
     """Read and written in host memory by the update."""
-    down: Num = 0.0
-    """Copied from the device after backward; sums of micro-batches that come and go are counted each way."""
+    down: float = 0.0
+    """Copied from the device after backward."""
     up: float = 0.0
     """Copied to the device after the update."""
     cast: float = 0.0
@@ -29,8 +29,10 @@ class OnHost(NamedTuple):
     """Copied from the device after each reduce-scatter."""
     added: float = 0.0
     """Read and written in host memory to add the gradients of a further micro-batch."""
-    readied: Num = 0.0
+    readied: float = 0.0
     """Read and written in device memory for the gradients that go down."""
+    summed: float = 0.0
+    """Of a sum of micro-batches' gradients that goes down after each, and comes up before it is added to."""
 
 
 def on_host(job: Job) -> OnHost:
@@ -108,17 +110,14 @@ def whole_offload(job: Job, touched: float) -> OnHost:
     goes down, and but for the first comes up before (async_accumulate_grad_in_cpu_via_gpu). At stage 1 the device adds them up,
     and the step's one reduction finds `micro_step_id` 0 (setup_buckets, copy_grads_in_partition).
     """
-    software, n = job.software, job.microbatches
+    software = job.software
     size = software.bytes_of(software.states.param_dtype)
     held = 2.0 * FP32 + job.software.state_bytes.moments + size
     norm = (size + FP64) + FP64
     finite = (size + FP32) + (FP32 + FLAG) + 2.0 * FP32 + (FP32 + FLAG) + 3.0 * FLAG + (FLAG + FP32) + FP32
     readied = norm + finite + (size + FP32)
-    if job.zero_level == 1:
-        return OnHost(held, touched, down=FP32, readied=readied, up=size)
-    several = 1.0 * (n > 1)
-    sums, added = several * size * (2.0 * n - 1.0), (n - 1.0) * 3.0 * size
-    return OnHost(held + several * size, touched, down=FP32 + sums, readied=readied + added, up=size)
+    summed = size if job.zero_level == 2 else 0.0
+    return OnHost(held + summed * (job.microbatches > 1), touched, FP32, size, readied=readied, summed=summed)
 
 
 def offload_buffers(job: Job, held: CountedParams, bucket: Num) -> Num:

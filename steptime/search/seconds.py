@@ -21,6 +21,7 @@ from steptime.search.states import SentColumns
 from steptime.search.walk_columns import makespans, unlike
 from steptime.software.hidden_shares import Share
 from steptime.timing.data_parallel import exposed
+from steptime.timing.gradients_down import sums_s
 from steptime.timing.part_times import Pricing
 
 
@@ -186,6 +187,12 @@ def reduce_s(
             after = after + getattr(figures, last) * (found.group if stages.vpp > 1 and not stages.split else 1.0)
         before = before + (0.0 if stages.split else stages.times[kind] * (chunks[0].backward_s + found.send_s))
     return exposed(worst, late + repeated_s(stages, found, calls, at, times), share, slowed)
+
+
+def update_s(job: Job, priced: Pricing, found: Pipe, update: tuple[Num, Num], microbatches: Num) -> Num:
+    """Seconds of the update, and of sums that go to the host meanwhile; `update`: its own, and the parameters in turn."""
+    alone, in_turn = update
+    return alone + sums_s(job, in_turn, microbatches, found.backward_s[0], priced.context.rates.bytes_per_s).exposed_s
 
 
 def repeated_s(stages: Stages, found: Pipe, calls: list[SentColumns], at: Any, times: Num) -> Num:

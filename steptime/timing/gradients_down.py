@@ -1,8 +1,11 @@
 """Gradients that go to host memory bucket by bucket, and whose copies the ranks wait for one after another."""
 
+from typing import NamedTuple
+
 from steptime.base.num import Num, maximum, minimum
 from steptime.job.assembly import Assembly
-from steptime.memory.on_host import follows_buckets
+from steptime.job.job import Job
+from steptime.memory.on_host import follows_buckets, on_host
 from steptime.memory.states import chunk_buckets, shard_ranks
 
 
@@ -27,6 +30,32 @@ def elements_in_turn(assembly: Assembly, owned: Num) -> Num:
         starts[bucket.group] = start + bucket.elements
         total = total + most_of_one(start, bucket.elements, maximum(stretch, 1.0))
     return total
+
+
+class Sums(NamedTuple):
+    """Seconds of a step's copies of the micro-batches' sums, both ways."""
+
+    copied_s: Num = 0.0
+    exposed_s: Num = 0.0
+
+
+def sums_s(job: Job, in_turn: Num, n: Num, backward_s: Num, device_bytes_per_s: float) -> Sums:
+    """Copies of the sums of `n` micro-batches, of `in_turn` parameters, beside backwards of `backward_s`.
+
+    Every micro-batch's sum goes down, and but for the first the one before comes up and is added to, two read and one written.
+    With overlap_comm they run beside the backward of the next bucket (deepspeedai/DeepSpeed@edaa7221
+    deepspeed/runtime/zero/stage_1_and_2.py, average_tensor). In the last micro-batch they do not: the host looks at each gradient
+    for inf and nan before it goes on (update_offload_overflow_tracker).
+    """
+    summed, link = on_host(job).summed, job.machine.accelerator.host_bytes_per_s
+    if not summed or link is None:
+        return Sums()
+    down = in_turn * summed / link
+    both = down + in_turn * (summed / link + 3.0 * summed / device_bytes_per_s)
+    beside = 0.0 if job.software.overlap.dp is False else backward_s
+    first, middle = maximum(0.0, down - beside), maximum(0.0, both - beside)
+    several = 1.0 * (n > 1)
+    return Sums(several * (down + (n - 1.0) * both), several * (first + (n - 2.0) * middle + both))
 
 
 def most_of_one(start: Num, elements: Num, stretch: Num) -> Num:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jobs
 import pytest
+import search_jobs as search
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
@@ -27,26 +28,79 @@ def offloaded(stage, micro_batches=1, dp=8, overlap=None, said=None, **paralleli
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_bytes_of_one_micro_batch(stage):
+def test_bytes_of_the_update(stage):
     """fp32 parameter, gradient and moments 4 + 4 + 8 and a rounded parameter 2; down 4, up 2.
 
     The host scales gradients (8), Adam reads four and writes three of fp32 (28), and rounds (4 + 2). The device takes the norm in
     double precision (2 + 8, 8), looks for inf and nan (2 + 4, 4 + 1, 4 + 4, 4 + 1, 1 + 1 + 1, 1 + 4, 4) and casts (2 + 4): 60.
     """
-    assert on_host(offloaded(stage)) == OnHost(18, 42, down=4, up=2, readied=60)
-
-
-def test_sums_of_stage_2_come_and_go():
-    """Of three micro-batches each goes down in 2 bytes, two sums come up before, and the last goes down in fp32: 3*2 + 2*2 + 4.
-
-    The host has the sums besides, 2; the device adds twice, two of 2 read and one written.
-    """
-    assert on_host(offloaded(2, 3)) == OnHost(20, 42, down=14, up=2, readied=60 + 2 * 6)
+    assert on_host(offloaded(stage)) == OnHost(18, 42, down=4, up=2, readied=60, summed=2 if stage == 2 else 0)
 
 
 def test_stage_1_adds_on_the_device():
     """The step's one reduction is the first for the optimizer (micro_step_id 0): 4 bytes go down however many micro-batches."""
-    assert on_host(offloaded(1, 3)) == on_host(offloaded(1))
+    one, three = (estimate(offloaded(1, n)).timing.optimizer.host for n in (1, 3))
+    assert three == one
+
+
+ONE_BUCKET = {"n_param_buckets": 1}
+DOWN = N / 8 * 2 / LINK
+BOTH = N / 8 * (4 / LINK + 6 / DEVICE)
+
+
+def test_sums_of_stage_2_come_and_go():
+    """Of three micro-batches each sum goes down in 2 bytes, and two come up and are added to: 2 + 2 read, 2 written.
+
+    Each rank's eighth at once: 0.0361 s down, twice 0.0743 s, on top of the last one's fp32 copy.
+    """
+    one, three = (estimate(offloaded(2, n, overlap=False, **ONE_BUCKET)).timing.optimizer.host for n in (1, 3))
+    assert pytest.approx((0.03611, 0.07424), rel=1e-3) == (DOWN, BOTH)
+    assert three.down_s - one.down_s == pytest.approx(DOWN + 2 * BOTH)
+    assert three.copied_s - one.copied_s == pytest.approx(DOWN + 2 * BOTH)
+    assert three.hidden_s == pytest.approx(0.0)
+
+
+def test_sums_beside_backward():
+    """With overlap_comm a backward hides what is shorter, and the host waits in the last micro-batch: 0.0743 s of 0.1846 s."""
+    one, three = (estimate(offloaded(2, n, overlap=0.1, **ONE_BUCKET)) for n in (1, 3))
+    assert three.timing.chunks[0][0].backward_s > BOTH
+    host = three.timing.optimizer.host
+    assert host.copied_s - one.timing.optimizer.host.copied_s == pytest.approx(BOTH)
+    assert host.hidden_s == pytest.approx(DOWN + BOTH)
+
+
+def test_sums_that_outlast_backward():
+    """With small buckets and two ranks nearly all parameters go in turn: 0.289 s down, 0.594 s both ways.
+
+    The first micro-batch's backward hides the way down, the second's a part of both, the last's nothing.
+    """
+    small = {"dp": 2, "bucket_size_mb": 0.002, "overlap": 0.1}
+    one, three = (estimate(offloaded(2, n, **small)) for n in (1, 3))
+    down, both, backward = (
+        (N - 2048) * 2 / LINK,
+        (N - 2048) * (4 / LINK + 6 / DEVICE),
+        three.timing.chunks[0][0].backward_s,
+    )
+    assert (down, both) == pytest.approx((0.2889, 0.5940), rel=1e-3)
+    assert backward < both
+    more = three.timing.optimizer.host.copied_s - one.timing.optimizer.host.copied_s
+    assert more == pytest.approx(max(0.0, down - backward) + (both - backward) + both)
+
+
+def test_columns_of_the_search_are_the_rows():
+    """Memory bit for bit that of an estimate, its step too: also with several micro-batches, whose sums come and go."""
+    job = offloaded(2, 4).replace(model=search.MODEL)
+    levels = set()
+    for block, choice, row in search.sampled(search.blocks_of(job, 16), 24):
+        changed = job.replace(**block.changes(choice, row))
+        found = estimate(changed)
+        levels.add((changed.zero_level, changed.microbatches > 1))
+        assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + sum(
+            found.memory.overhead_bytes
+        )
+        if found.memory.fits:
+            assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)
+    assert {(1, True), (2, True)} <= levels
 
 
 def test_what_the_device_keeps():
