@@ -13,6 +13,7 @@ import search_jobs as search
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.memory.on_host import OnHost, on_host
+from steptime.report.explain_parts import gradients_held, host_copies
 from steptime.timing.gradients_down import most_of_one
 
 N = 8030261248
@@ -168,3 +169,13 @@ def test_a_share_or_parameters_need_stage_3():
     for said in ({"optimizer": 0.5}, {"params": True}):
         with pytest.raises(ConfigError, match=r"DeepSpeed with 1 or 2 and only \{optimizer: 1\}"):
             offloaded(2).replace(**{"performance.cpu_offload": said})
+
+
+def test_explanations_of_the_copies():
+    """Of three micro-batches sums of 2 B come and go; the device keeps buckets alone at stage 2."""
+    found = estimate(offloaded(2, 3, n_param_buckets=1))
+    facts = {fact.label: " ".join(fact.lines) for fact in host_copies(found).facts}
+    assert facts["states"].startswith("4 B a parameter down, 2 B of its sum each way in every micro-batch: ")
+    assert facts["in turn"] == "gradients of 1,003,782,656 parameters go down one after another"
+    assert gradients_held(found.job).startswith("buckets of the reduction")
+    assert gradients_held(offloaded(1)).startswith("2 B each, sharded at zero_level 2 and above; buckets of")
