@@ -24,8 +24,8 @@ from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
 from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using
 from steptime.validation.error_summary import fitting, summarize
-from steptime.validation.gpu_memory import EXPERTS as JOBS_WITH_EXPERTS
-from steptime.validation.gpu_memory import kind_of
+from steptime.validation.job_memory import EXPERTS as JOBS_WITH_EXPERTS
+from steptime.validation.job_memory import kind_of
 from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import (

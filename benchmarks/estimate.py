@@ -183,7 +183,7 @@ def pictures() -> None:
     """CPU seconds of the trace and the page of 65,536 actions, also over what `json.loads` takes for the same trace."""
     from steptime import Job, estimate
     from steptime.report import trace
-    from steptime.report.page import document
+    from steptime.report.page import whole_page
 
     found = estimate(
         Job(
@@ -197,7 +197,7 @@ def pictures() -> None:
     text = trace.trace(found)
     read_s = least_cpu_s(lambda: json.loads(text))
     print(f"\n{'65,536 actions':34}{'CPU s':>10}{'parse':>10}{'ratio':>8}{'target':>16}")
-    for name, made in {"--trace": trace.trace, "--html": document.page}.items():
+    for name, made in {"--trace": trace.trace, "--html": whole_page.page}.items():
         took = least_cpu_s(lambda made=made: made(found))
         show(name, took, read_s, ".2f", "under 5" if name == "--trace" else "")
     print(f"ratio: over json.loads of the trace, {len(text) / 1e6:.0f} MB, {read_s:.2f} s")

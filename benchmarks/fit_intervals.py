@@ -22,6 +22,7 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   job holds does not depend on the accelerator, and on more devices through shards only, which are counted. Sizes are counted
   too, the few runs at their ends are of one source each, and the four series far from all others are torchtitan's: the least
   margin.
+- `layouts`: what two layouts of one job do not share of their errors (`steptime.validation.ratios.layout_error`).
 
 Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with constants of its own. What adds no
 margin is no distance either: accelerator, devices, degrees and micro-batch. Its ends do not grow with the nearest run's distance:
@@ -61,6 +62,7 @@ from steptime.answer.measured import (
 from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measured_figures import ALLOCATOR
 from steptime.validation.measurements import MeasuredRow, shipped
+from steptime.validation.ratios import layout_error
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import headline
 
@@ -310,6 +312,8 @@ def main(date: str) -> None:
     runs = runs_of(judged, "step")
     errors = errors_unseen(fitted_runs(), {run.id: run.series for run in runs})
     steps, constants = fit(runs, unseen={name: round(-error, 4) for name, error in errors.items()})
+    rows = {j.row.id: j.row for j in judged}
+    constants["layouts"] = round(layout_error((rows[run.id], run.log_ratio) for run in steps), 4)
     memory = fit(runs_of([*judged, *held], "memory"), machine_steps=[0.0])
     sections = f"{section('step', steps, constants)},\n{section('memory', *memory)}"
     ids = {run.id for run in steps}

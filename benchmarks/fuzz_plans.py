@@ -24,7 +24,7 @@ from steptime.commands.cli import main as command
 from steptime.hardware.machine import machine_names
 from steptime.job.job import Job
 from steptime.model.presets import load_model, model_names
-from steptime.report.page.document import page
+from steptime.report.page.whole_page import page
 from steptime.report.table import printable
 from steptime.software.profiles import profile_names
 

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -291,3 +292,10 @@ def test_every_figure_names_its_source():
         if "recalled" in text.lower():
             recalled.append(path.name)
     assert (missing, recalled) == ({}, [])
+
+
+def test_each_module_and_class_has_a_name_of_its_own():
+    """A reader who searches for a name finds one thing."""
+    modules = Counter(path.stem for path in FILES if not path.stem.startswith("__"))
+    classes = Counter(node.name for path in FILES for node in tree(path).body if isinstance(node, ast.ClassDef))
+    assert [name for counts in (modules, classes) for name, times in counts.items() if times > 1] == []

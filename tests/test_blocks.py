@@ -7,7 +7,7 @@ from jobs import job
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.memory.blocks import LargeBlocks, further_ends, registered, shards
+from steptime.memory.allocator_blocks import LargeBlocks, further_ends, registered, shards
 from steptime.memory.buckets import Pieces
 from steptime.memory.states import stage_states
 

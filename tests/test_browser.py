@@ -14,7 +14,7 @@ from served import serving
 
 from steptime import Job, estimate
 from steptime.report.diff_tables import diff
-from steptime.report.page import diff_page, document, search_page
+from steptime.report.page import diff_page, search_page, whole_page
 from steptime.search.run import search
 
 PLAN = """model: gpt3-1.3b
@@ -38,7 +38,7 @@ def pages(tmp_path_factory):
     a, b = Job.load(PLAN), Job.load(PLAN, ["parallelism.tp=2", "parallelism.dp=4"])
     both = estimate(a), estimate(b)
     made = {
-        "report": document.page(estimate(jobs.job("llama3-70b", gbs=64, seqlen=8192, tp=8, pp=2, dp=1))),
+        "report": whole_page.page(estimate(jobs.job("llama3-70b", gbs=64, seqlen=8192, tp=8, pp=2, dp=1))),
         "search": search_page.page(search(a), 3),
         "diff": diff_page.page(both, ("A", "B"), diff(both, ("A", "B"), whole=True)),
     }

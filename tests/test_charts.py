@@ -9,7 +9,7 @@ import pytest
 
 from steptime import estimate
 from steptime.report.format import GIB
-from steptime.report.page import memory_charts, tables, time_charts
+from steptime.report.page import memory_charts, page_tables, time_charts
 from steptime.report.page.axis_ticks import round_ticks, time_ticks
 from steptime.report.table import Table
 from steptime.timing.timeline import Timeline
@@ -66,13 +66,13 @@ def test_scaling_has_its_shares_at_grid_lines(found):
 
 def test_rows_of_matrix_multiplies_name_all_stages_that_are_alike(found):
     """Four stages of eight layers: the two in the middle are alike; the first has the embedding, the last the head."""
-    body = tables.gemms(found).partition("<tbody>")[2]
+    body = page_tables.gemms(found).partition("<tbody>")[2]
     cells = re.findall(r'<th scope="row">mlp\.down</th><td class="n" data-v="(\d)">([^<]+)</td>', body)
     assert sorted(set(cells)) == [("0", "0"), ("1", "1-2"), ("3", "3")]
 
 
 def test_a_sorted_table_says_by_what(found):
-    for table in (tables.gemms(found), tables.collectives(found)):
+    for table in (page_tables.gemms(found), page_tables.collectives(found)):
         column = re.search(r'aria-sort="descending"><button type="button" data-sort="(\d+)"', table)[1]
         rows = re.findall(r"<tr>(.*?)</tr>", table.partition("<tbody>")[2])
         values = [
@@ -83,5 +83,5 @@ def test_a_sorted_table_says_by_what(found):
 
 
 def test_lines_without_columns_have_no_empty_heading_and_keep_their_notes():
-    made = tables.plain_table(Table("", [], [["--set a=b"], ["    saves much"]], ["a note"]))
+    made = page_tables.plain_table(Table("", [], [["--set a=b"], ["    saves much"]], ["a note"]))
     assert made == '<p><code>--set a=b</code></p><p>saves much</p><p class="note">a note</p>'

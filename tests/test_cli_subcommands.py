@@ -138,7 +138,20 @@ def test_diff_shows_the_heads_that_latent_attention_has(run):
     rows = {line.split()[0]: line.split()[1:3] for line in out.splitlines() if line.startswith("  model.")}
     assert rows["model.attention.qk_nope_head_dim"] == ["128", "-"]
     assert rows["model.attention.qk_rope_head_dim"] == ["64", "-"]
-    assert rows["model.head_dim"][0] == "-"
+    every = run("diff", ROOT / "configs" / "deepseek_v3.yaml", ROOT / "configs" / "llama3_405b.yaml", "--json")[1]
+    assert "model.head_dim" not in rows  # neither plan states it
+    assert [row[1:] for row in json.loads(every)["sections"][0]["rows"] if row[0] == "model.head_dim"] == [["-", "128"]]
+
+
+def test_diff_names_defaults_that_no_plan_states(run):
+    """DeepSeek-V3's plan states its router's score, not that no z-loss is taken: a note names that key only."""
+    out = run("diff", ROOT / "configs" / "llama3_70b.yaml", ROOT / "configs" / "deepseek_v3.yaml")[1]
+    settings, _, _ = out.partition("\nanswer")
+    rows = {line.split()[0] for line in settings.splitlines() if line.startswith("  ") and "." in line.split()[0]}
+    assert {"model.moe.n_experts", "model.moe.score_function", "parallelism.ep", "performance.moe.dispatcher"} <= rows
+    assert not rows & {"model.moe.z_loss", "performance.moe.permute_fusion", "parallelism.etp", "run.startup_s"}
+    note = " ".join(settings.split()).partition("defaults that follow from these, in full with --json: ")[2]
+    assert {"z_loss", "permute_fusion", "etp", "startup_s"} <= set(note.replace(",", "").split())
 
 
 def test_diff_of_a_config_with_itself_and_another(run):

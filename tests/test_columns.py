@@ -14,7 +14,7 @@ from steptime.cost import compute
 from steptime.cost.compute import attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
 from steptime.cost.network import network
 from steptime.cost.overlap import hidden_s, in_pieces_s
-from steptime.cost.parts import Context, part_time
+from steptime.cost.part_seconds import Context, part_time
 from steptime.hardware.machine import Machine
 from steptime.job.mesh import Group
 from steptime.model.blocks import block_ops, embedding_ops, head_ops

@@ -58,8 +58,8 @@ def test_the_plan_itself_is_sound():
         ("parallelism.tp=[8]", "parallelism.tp: expected a whole number (got a list of 1)"),
         ("parallelism.zero_level=true", "parallelism.zero_level: expected one of 0, 1, 2, 3 (got true)"),
         ("parallelism.sp=maybe", "parallelism.sp: expected true or false (got 'maybe')"),
-        ("parallelism=8", "parallelism: expected a mapping (got 8)"),
-        ("data=[1, 2]", "data: expected a mapping (got a list of 2)"),
+        ("parallelism=8", "parallelism: expected a mapping (got 8); give its keys: 3dtrn explain --key parallelism"),
+        ("data=[1, 2]", "data: expected a mapping (got a list of 2); give its keys: 3dtrn explain --key data"),
         ("run.tokens=many", "run.tokens: expected a number (got 'many')"),
         (
             "run={checkpoint_write_s: 3, checkpoint_bytes_per_s: 1 GB/s}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.validation.gpu_memory import gpu_memory
+from steptime.validation.job_memory import gpu_memory
 from steptime.validation.judgement import judge_shipped
 from steptime.validation.slices import (
     experts_of_nvidia,

@@ -17,7 +17,7 @@ from steptime.memory.part_memories import PartMemories
 from steptime.memory.states import stage_states
 from steptime.memory.woven import woven_peak
 from steptime.model.ops import Comm, Move, Tensor
-from steptime.validation.gpu_memory import refused
+from steptime.validation.job_memory import refused
 from steptime.validation.judgement import Judgement
 from steptime.validation.measurements import shipped
 

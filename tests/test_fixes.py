@@ -16,7 +16,7 @@ from steptime.base.config import ConfigError
 from steptime.base.rows import Fix
 from steptime.base.words import argument
 from steptime.job.job import Job
-from steptime.search.fixes import fixes as from_search
+from steptime.search.found_fixes import fixes as from_search
 
 CONFIG = """
 model: {model}

@@ -223,7 +223,7 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
 
 def test_assumptions_say_what_was_unsaid():
     said = "\n".join(assumptions(job()))
-    assert "software: megatron-core (default)" in said
+    assert "software: megatron-core (default; release 0.16.1)" in said
     assert "attention_impl flash" in said
     assert "not verified without a GPU" in said
     unfused = {

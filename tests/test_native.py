@@ -8,7 +8,7 @@ from steptime import Job, estimate
 from steptime.cost import compute
 from steptime.cost.compute import gemm_pass
 from steptime.cost.host import launch_host_s
-from steptime.cost.parts import part_time
+from steptime.cost.part_seconds import part_time
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly

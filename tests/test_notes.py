@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from steptime import Job
+from steptime import Job, estimate
 from steptime.answer.assumptions import assumptions
 from steptime.hardware.machine import Machine
+from steptime.report.estimate_text import report
 
 MODEL = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "vocab_sz": 32000}
 SHARED = {"n_experts": 8, "expert_inter_sz": 2048, "experts_per_token": 2, "n_shared_experts": 1}
@@ -138,3 +139,19 @@ def test_groups_of_embedding_and_head_that_change_nothing_are_told(layout, idle)
 def test_switches_of_torch_that_change_nothing_are_told(performance, tp, line):
     found = told(job({"software": "fsdp2"} | performance, tp=tp, pp=1, dp=4), "no effect: performance.")
     assert [one.startswith(line) for one in found] == ([True] if line else [])
+
+
+@pytest.mark.parametrize("word", ["selective", "per-op", "full", "none"])
+@pytest.mark.parametrize("software", ["torchtitan", "torchtitan@0.2", "torchtitan-ddp", "fsdp2", "megatron-core"])
+def test_selective_in_torchtitan_is_another_recomputation(software, word):
+    """torchtitan's SelectiveAC saves the outputs of single ops: per-op. Said above the answer, once."""
+    plan = job({"software": software, "activation_checkpointing_type": word})
+    meant = word == "selective" and software.startswith("torchtitan")
+    line = "for torchtitan's mode selective write per-op: --set performance.activation_checkpointing_type=per-op"
+    assert len(told(plan, line)) == meant
+    for brief in (False, True):
+        text = " ".join(report(estimate(plan), brief=brief).split())
+        assert text.count(line) == meant
+        assert line not in text.partition("STEP")[2]
+    if meant:  # that frees next to nothing is said with it, not again
+        assert not told(plan, "frees only its log-sum-exp")

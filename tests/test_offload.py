@@ -10,7 +10,7 @@ import pytest
 from steptime.answer.result import estimate
 from steptime.commands.cli import main
 from steptime.cost.comm import CommCost
-from steptime.cost.parts import host_copy
+from steptime.cost.part_seconds import host_copy
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
 from steptime.memory.ledger import PartMemory, Peak

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from steptime import estimate
 from steptime.commands import cli
 from steptime.report import palette
-from steptime.report.page.document import page, script_json
 from steptime.report.page.markup import el, join, linked
 from steptime.report.page.memory_charts import PARTS, parts_of, pieces
 from steptime.report.page.memory_charts import drawn as drawn_pieces
 from steptime.report.page.schedule_data import TICKS, schedule_data
+from steptime.report.page.whole_page import page, script_json
 from steptime.timing.timeline import Timeline
 
 CONFIGS = Path(__file__).parents[1] / "configs"

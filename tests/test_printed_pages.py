@@ -12,7 +12,7 @@ import pytest
 from browser import Browser, found
 
 from steptime import Job, estimate
-from steptime.report.page import document
+from steptime.report.page import whole_page
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -22,7 +22,7 @@ def sheets(tmp_path_factory):
     """The text of every sheet of a report of 16 stages."""
     folder = tmp_path_factory.mktemp("printed")
     page, pdf = folder / "page.html", folder / "page.pdf"
-    page.write_text(document.page(estimate(Job.load(CONFIGS / "deepseek_v3.yaml"))), encoding="utf-8")
+    page.write_text(whole_page.page(estimate(Job.load(CONFIGS / "deepseek_v3.yaml"))), encoding="utf-8")
     browser = Browser(found())
     try:
         browser.open(page.as_uri())

@@ -53,7 +53,7 @@ def test_the_answer_comes_first(run):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "gpt3-1.3b on 16 devices of dgx-a100-80, gbs 64 x 2,048"
-    assert [line.split()[0] for line in lines[1:8] if not line.startswith("      ")][:3] == [
+    assert [line.split()[0] for line in lines[1:12] if not line.startswith("      ")][:3] == [
         "best",
         "the",
         "difference",

@@ -9,8 +9,8 @@ import pytest
 from steptime import Job, estimate
 from steptime.answer import fixes as single
 from steptime.base.config import ConfigError
-from steptime.search import fixes as search_fixes
-from steptime.search.fixes import Faster, axes, lists
+from steptime.search import found_fixes as search_fixes
+from steptime.search.found_fixes import Faster, axes, lists
 from steptime.search.recompute import usual
 from steptime.search.run import run
 from steptime.search.search import Asked

@@ -11,12 +11,13 @@ import pytest
 from steptime import Job, estimate
 from steptime.answer.distance import RECOMPUTE
 from steptime.commands.cli import main
+from steptime.report.format import seconds
 from steptime.report.sensitivity_tables import sections
 from steptime.search.fastest import Fastest, fastest, within
 from steptime.search.run import run, search
 from steptime.search.screen import Screen
 from steptime.search.search import Asked
-from steptime.search.sensitivity import sensitivity, with_chip
+from steptime.search.sensitivity import FASTEST, scaled, sensitivity, with_chip, with_tiers
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -166,3 +167,42 @@ def test_many_plans_side_by_side(capsys):
 def test_devices_of_scale_go_with_best(capsys):
     assert main(["scale", str(CONFIGS / "llama3_8b.yaml"), "--devices", "8"]) == 2
     assert capsys.readouterr().err == "--devices: only with --best\n"
+
+
+@pytest.fixture(scope="module")
+def sharded():
+    """FSDP over 8 nodes: an all-gather of a block runs on nvlink and infiniband at once."""
+    data = {"gbs": 128, "seqlen": 8192, "microbatch_sz": 1}
+    performance = {"software": "torchtitan", "activation_checkpointing_type": "per-op"}
+    layout = {"tp": 1, "pp": 1, "dp": 64}
+    plan = Job(model="llama3-8b", parallelism=layout, performance=performance, data=data, hardware="dgx-h100")
+    return sensitivity(plan, best=False)
+
+
+def test_communication_that_no_network_hides_alone_is_hidden_by_all(sharded):
+    """An estimate with all networks that many times faster has 1 % of the step exposed, as the table says."""
+    (row,) = sharded.hiding
+    job = sharded.given.job
+    assert (row.name, row.tier, row.times, row.left_s) == ("dp_comm", "infiniband", None, 0.0)
+    every = list(range(len(job.machine.tiers)))
+    alone, both = (
+        estimate(job.replace(hardware=with_tiers(job.machine, scaled(times, which))))
+        for times, which in ((FASTEST, [every[-1]]), (row.every_times, every))
+    )
+    assert alone.time.parts_s["dp_comm"] > 0.01 * alone.step_s
+    assert both.time.parts_s["dp_comm"] == pytest.approx(0.01 * both.step_s, rel=0.05)
+    text = " ".join(sections(sharded)[2].rows[0])
+    assert text.endswith(f"all networks {row.every_times:.1f} x")
+
+
+def test_latency_that_no_bandwidth_hides_is_told_in_seconds(found):
+    """80 layers over tensor parallelism of 8: what is left with 64 x all networks is exposed in that estimate."""
+    row = next(row for row in found.hiding if row.name == "tp_comm")
+    job = found.given.job
+    fast = estimate(job.replace(hardware=with_tiers(job.machine, scaled(FASTEST, list(range(len(job.machine.tiers)))))))
+    assert (row.times, row.every_times) == (None, None)
+    assert row.left_s == fast.time.parts_s["tp_comm"] > 0.01 * fast.step_s
+    table = sections(found)[2]
+    assert [line[-1] for line in table.rows if line[0].startswith("tensor")] == [f"never: {seconds(row.left_s)} left"]
+    assert any(note.startswith("never: ") for note in table.notes)
+    assert not any(note.startswith("all networks") for note in table.notes)

@@ -1,10 +1,13 @@
 """Software profiles: complete, sourced, and resolved with a job's own options."""
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from jobs import job
 
+from steptime import software
+from steptime.answer.assumptions import assumptions
 from steptime.base.config import ConfigError, build
 from steptime.job.job import Job
 from steptime.software.hidden_shares import Overlap
@@ -142,22 +145,26 @@ def test_unknown_profile():
 
 
 def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
-    (tmp_path / "base.yaml").write_text("sp: true\noverlap: {tp: false, dp: true}\nsources: {sp: here, zero: there}\n")
+    (tmp_path / "base.yaml").write_text(
+        "as_of: its own\nsp: true\noverlap: {tp: false, dp: true}\nsources: {sp: here, zero: there}\n"
+    )
     (tmp_path / "own.yaml").write_text(
-        "extends: base\nsp: false\noverlap: {tp: true}\nsources: {sp: own}\nreleases:\n  '1.0': {zero: 2}\n  '1.1':\n"
+        "as_of: 2026\nextends: base\nsp: false\noverlap: {tp: true}\nsources: {sp: own}\n"
+        "releases:\n  '1.0': {zero: 2}\n  '1.1':\n"
     )
     monkeypatch.setattr("steptime.software.profiles._FOLDER", tmp_path)
     monkeypatch.setattr("steptime.software.profiles.profile_names", lambda: ["base", "own"])
     expected = {
         "family": "base",
         "name": "own",
+        "as_of": "2026",
         "sp": False,
         "overlap": {"tp": True, "dp": True},
         "sources": {"sp": "own", "zero": "there"},
     }
     assert profile_mapping("own") == expected
-    assert profile_mapping("own@1.0") == expected | {"name": "own@1.0", "zero": 2}
-    assert profile_mapping("own@1.1") == expected | {"name": "own@1.1"}
+    assert profile_mapping("own@1.0") == expected | {"name": "own@1.0", "as_of": "", "zero": 2}
+    assert profile_mapping("own@1.1") == expected | {"name": "own@1.1", "as_of": ""}
     assert profile_releases("own") == ["1.0", "1.1"]
     for wrong, text in [("own@2", "'2'); known: 1.0, 1.1"), ("base@1", "'1'); base has no releases, use base")]:
         with pytest.raises(ConfigError, match="unknown release") as error:
@@ -179,3 +186,33 @@ def test_the_echo_of_a_profile_reads_back(software):
     """It states every switch, also those that can be changed only for other frameworks."""
     one = job(software=software)
     assert Job(**one.to_config()) == one
+
+
+def test_every_profile_states_its_release_or_date():
+    """In its own file, not by extension; a release says it in its name. The report of a plan names it."""
+    for name in NAMES + OTHERS:
+        assert load_software(name).as_of
+        for release in profile_releases(name):
+            assert load_software(f"{name}@{release}").as_of == ""
+    files = Path(software.__file__).parents[1] / "data" / "software"
+    assert all("\nas_of: " in "\n" + path.read_text(encoding="utf-8") for path in files.glob("*.yaml"))
+    titan = (files / "torchtitan.yaml").read_text(encoding="utf-8")
+    assert f"# titan = pytorch/torchtitan@{load_software('torchtitan').as_of.split()[-1]} (2026-08)" in titan
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (None, "software: megatron-core (default; release 0.16.1)"),
+        ("megatron-core", "software: megatron-core (release 0.16.1)"),
+        ("torchtitan", "software: torchtitan (August 2026, b5bcd76c)"),
+        ("torchtitan@0.2", "software: torchtitan@0.2"),
+    ],
+)
+def test_the_report_names_the_release(said, line):
+    performance = {} if said is None else {"performance": {"software": said}}
+    data = {"gbs": 64, "seqlen": 2048, "microbatch_sz": 1}
+    plan = Job(
+        model="llama3-8b", parallelism={"tp": 8, "pp": 1, "dp": 8}, data=data, hardware="dgx-h100", **performance
+    )
+    assert line in assumptions(plan)

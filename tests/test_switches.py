@@ -251,3 +251,25 @@ def test_named_profiles_exist():
     from steptime.software.profiles import profile_names
 
     assert {*MEGATRON, *switches.NATIVE, *switches.TORCHAO} <= set(profile_names())
+
+
+def test_float8_that_is_slower_in_eager_modules_is_offered_with_torch_compile():
+    """torchao's casts are kernels of their own until torch.compile fuses them: float8 alone is slower than bf16, with compile it
+    saves more than compile alone. Only where a change of the precision is asked for, and not if compile is on already."""
+    layout = {"parallelism": {"tp": 1, "pp": 1, "dp": 8}, "performance": {"software": "torchtitan"}}
+    plan = Job(**DENSE | layout)
+    given, both = estimate(plan), {"performance.compile": "all", "performance.precision": "fp8_tensorwise"}
+    alone = estimate(plan.replace(**{"performance.precision": "fp8_tensorwise"})).step_s / given.step_s - 1.0
+    assert alone > 0.0
+    found = savings(given, given.time.parts_s, estimate, exact=False)
+    assert [one.name for one in found] == ["torch.compile", "together: torch.compile, 8-bit matrix multiplies"]
+    assert split(found[1].set) == ["--set", "performance.compile=all", "--set", "performance.precision=fp8_tensorwise"]
+    assert found[1].step_s == estimate(plan.replace(**both)).step_s < found[0].step_s * (1.0 - LEAST)
+    told = f"8-bit matrix multiplies, which change the precision of training: by themselves {100.0 * alone:+.1f} %"
+    assert found[1].note == told
+    assert [one.name for one in given.savings] == ["torch.compile"]
+    compiled = estimate(plan.replace(**{"performance.compile": "all"}))
+    alone_now = savings(compiled, compiled.time.parts_s, estimate, exact=False)
+    assert [(one.name, one.note) for one in alone_now] == [
+        ("8-bit matrix multiplies", "changes the precision of training")
+    ]

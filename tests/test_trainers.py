@@ -9,7 +9,7 @@ from steptime.cost import compute
 from steptime.cost.comm import collective
 from steptime.cost.network import one_link
 from steptime.cost.pace import slower_rates
-from steptime.cost.parts import Work, wait_for_host
+from steptime.cost.part_seconds import Work, wait_for_host
 from steptime.cost.rates import attention_efficiency, plain_share, rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly

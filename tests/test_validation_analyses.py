@@ -186,16 +186,17 @@ def test_regret_by_hand():
     assert found.tau == pytest.approx(41 / 45)
     assert not found.first
     assert found.in_three  # r2, then r0 and r1
-    assert (found.tied, found.best_tied) == (0, False)  # hand-made rows have no interval
+    assert (found.tied, found.best_tied) == (0, False)
 
 
-def test_layouts_whose_intervals_overlap_are_tied():
-    """The pick's 1 s spans 0.5 to 10 s; r0 (10 s) and r1 (11 s) start below that, r3 (13 s) does not."""
+def test_layouts_that_measured_pairs_do_not_tell_apart_are_tied(monkeypatch):
+    """Within ln 1.10, the pick's 10 s are tied with 10.5 and 11 s, not with 12 s."""
+    monkeypatch.setattr(regret, "layouts_within", lambda: math.log(1.10) + 1e-9)
     layouts = [
-        regret.SweepLayout("r2", 1.0, 12.0, "fits", lambda: (0.5, 10.0)),
-        regret.SweepLayout("r0", 10.0, 10.0, "fits", lambda: (9.0, 11.0)),
-        regret.SweepLayout("r1", 11.0, 11.0, "fits", lambda: (10.0, 12.0)),
-        regret.SweepLayout("r3", 13.0, 13.0, "fits", lambda: (11.0, 15.0)),
+        regret.SweepLayout("r2", 10.0, 12.0, "fits"),
+        regret.SweepLayout("r0", 10.5, 10.0, "fits"),
+        regret.SweepLayout("r1", 11.0, 11.0, "fits"),
+        regret.SweepLayout("r3", 12.0, 13.0, "fits"),
     ]
     found = regret._sweep(sweep()[0], layouts)
     assert (found.tied, found.best_tied, found.first) == (2, True, False)

@@ -18,6 +18,8 @@ class Moment(NamedTuple):
     saved: Num
     transient: Num
     op: str
+    gathered: Num = 0.0
+    """Of `transient` what all-gathers have returned."""
 
 
 class Every(Moments):
@@ -30,10 +32,14 @@ class Every(Moments):
         """Of every moment of a name: bytes of sharded gradients that are still to be allocated."""
 
     def mark(self, saved: Num, transient: Num, op: str, gathered: Num = 0.0, **apart: Num) -> None:
-        self.all.append(Moment(saved, transient, op))
+        self.all.append(Moment(saved, transient, op, gathered))
         self.left.setdefault(op, []).append(self.to_come)
         super().mark(saved, transient, op, gathered, **apart)
 
     def of(self, op: str) -> list[tuple[Num, Num]]:
         """(saved, transient) of the moments of one name."""
         return [(moment.saved, moment.transient) for moment in self.all if moment.op == op]
+
+    def gathered_in(self, op: str) -> list[Num]:
+        """What all-gathers have returned in the moments of one name."""
+        return [moment.gathered for moment in self.all if moment.op == op]

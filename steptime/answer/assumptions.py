@@ -62,7 +62,8 @@ def _software(job: Job) -> str:
         for key in Options.model_fields
         if getattr(job.performance, key) is not None and here[key] != usual[key]
     ]
-    why = "" if job.performance.software else " (default)"
+    about = [*([] if job.performance.software else ["default"]), *([software.as_of] if software.as_of else [])]
+    why = f" ({'; '.join(about)})" if about else ""
     return f"software: {software.name}{why}" + (f"; set in the plan: {', '.join(changed)}" if changed else "")
 
 

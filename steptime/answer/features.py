@@ -29,7 +29,7 @@ FEATURES: dict[str, Callable[[Job], Feature]] = {
 
 def features_of(job: Job) -> tuple[Feature, ...]:
     """The features of a job, in the order of `FEATURES`."""
-    return tuple(feature(job) for feature in FEATURES.values())
+    return tuple([feature(job) for feature in FEATURES.values()])
 
 
 def of_run(run_id: str) -> tuple[Feature, ...]:

@@ -29,11 +29,29 @@ def notes(job: Job) -> list[str]:
             f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {domain}, "
             "so context-parallel communication uses the next network tier"
         )
-    if job.recompute.modules == {"core_attn"} and job.software.kernels.attention_impl == "flash":
+    meant = other_meaning(job)
+    lines += meant
+    if not meant and job.recompute.modules == {"core_attn"} and job.software.kernels.attention_impl == "flash":
         lines.append(
             "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
         )
     return [*lines, *_attention(job), *_autocast(job), *_shared_experts(job), *_auto_tp(job)]
+
+
+def other_meaning(job: Job) -> list[str]:
+    """A word of the plan that the framework itself uses for something else.
+
+    pytorch/torchtitan@b5bcd76c torchtitan/distributed/activation_checkpoint.py, SelectiveAC: "Per-op selective activation
+    checkpointing", the mode selective of its configs.
+    """
+    said = job.performance.activation_checkpointing_type
+    if said != "selective" or not job.software.name.startswith("torchtitan"):
+        return []
+    core = "Megatron's selective recomputation (core attention only)"
+    write = "write per-op: --set performance.activation_checkpointing_type=per-op"
+    return [
+        f"note: performance.activation_checkpointing_type selective is {core}; for torchtitan's mode selective {write}"
+    ]
 
 
 def _attention(job: Job) -> list[str]:

@@ -59,6 +59,7 @@ class EstimatedJob(Answer, Protocol):
 
 
 Estimated: TypeAlias = Callable[[Job], EstimatedJob]
+Tried: TypeAlias = tuple[Saving, Switch]
 
 
 def savings(
@@ -71,27 +72,28 @@ def savings(
 ) -> list[Saving]:
     """The settings that save at least `LEAST` of a job's step, most first; then all of them together, where they save more.
 
+    A setting that changes the precision may save only beside others: torchao's casts are kernels of their own in eager modules,
+    which torch.compile fuses. Such a setting is tried together with those that save by themselves.
+
     None of a job without enough memory, whose step cannot run: `answer.fixes` has what makes it fit. `parts_s`: seconds of the
     parts of the step (`Time.parts_s`). `exact`: only settings that keep the arithmetic as precise. `without`: keys, or sections,
     that are not changed.
     """
-    tried: list[tuple[Saving, Switch]] = []
+    tried: list[Tried] = []
+    beside: list[Tried] = []
     for switch in SWITCHES if found.peaks.verdict != "does_not_fit" else ():
         share = sum(parts_s.get(part, 0.0) for part in switch.parts) / found.step_s
         change = switch.change(found.job) if share >= LEAST and (switch.exact or not exact) else None
         kept = change and any(f"{key}.".startswith(f"{own}.") for key in change for own in without)
-        if change and not kept and (saving := _saving(found, estimate, switch, change)):
-            tried.append((saving, switch))
+        if change and not kept:
+            with suppress(ConfigError):  # what cannot run
+                saving = _estimated(found, estimate, switch.name, change, _note(found.job, switch))
+                if saving.step_change <= -LEAST and _better(saving.verdict, found):
+                    tried.append((saving, switch))
+                elif not switch.exact:
+                    beside.append((saving, switch))
     tried.sort(key=lambda one: one[0].step_s)
-    return [*(saving for saving, _ in tried), *_together(found, estimate, tried)]
-
-
-def _saving(found: EstimatedJob, estimate: Estimated, switch: Switch, change: Change) -> Saving | None:
-    """What a setting saves; None where it cannot run, or saves too little, or makes a job not fit that did."""
-    with suppress(ConfigError):
-        saving = _estimated(found, estimate, switch.name, change, _note(found.job, switch))
-        return saving if saving.step_change <= -LEAST and _better(saving.verdict, found) else None
-    return None
+    return [*(saving for saving, _ in tried), *_together(found, estimate, tried, beside)]
 
 
 def _better(verdict: Verdict, found: EstimatedJob) -> bool:
@@ -107,12 +109,15 @@ def _estimated(found: EstimatedJob, estimate: Estimated, name: str, change: Chan
     return Saving(name, words, other.step_s, relative, peaks.verdict, peaks.most_bytes, note)
 
 
-def _together(found: EstimatedJob, estimate: Estimated, tried: list[tuple[Saving, Switch]]) -> Iterator[Saving]:
-    """As many of the settings as can run together, each of which saves more, as each is set beside those before it."""
+def _together(found: EstimatedJob, estimate: Estimated, tried: list[Tried], beside: list[Tried]) -> Iterator[Saving]:
+    """As many of the settings as can run together, each of which saves more, as each is set beside those before it.
+
+    Those of `beside` save nothing by themselves, and count where they save `LEAST` here.
+    """
     best: Saving | None = None
     names: list[str] = []
     every: Change = {}
-    for saving, switch in tried:
+    for saving, switch in [*tried, *(beside if tried else [])]:
         change = switch.change(found.job.replace(**every))
         if change is None:
             continue
@@ -121,12 +126,19 @@ def _together(found: EstimatedJob, estimate: Estimated, tried: list[tuple[Saving
             continue
         with suppress(ConfigError):
             more = _estimated(found, estimate, "together", every | change, "")
-            if more.step_s < best.step_s and _better(more.verdict, found):
+            least = LEAST if (saving, switch) in beside else 0.0
+            if more.step_s < best.step_s * (1.0 - least) and _better(more.verdict, found):
                 best, names, every = more, [*names, switch.name], every | change
     if best is not None and len(names) > 1:
-        parts = [saving.note for saving, switch in tried if switch.name in names]
-        note = "not all verified" if any(UNVERIFIED in part for part in parts) else ""
-        yield best._replace(name=f"together: {', '.join(names)}", note=note)
+        parts = [saving.note for saving, switch in [*tried, *beside] if switch.name in names]
+        notes = ["not all verified"] if any(UNVERIFIED in part for part in parts) else []
+        notes += [_by_itself(saving) for saving, switch in beside if switch.name in names]
+        yield best._replace(name=f"together: {', '.join(names)}", note="; ".join(notes))
+
+
+def _by_itself(saving: Saving) -> str:
+    """A setting that only saves beside others: what it does by itself."""
+    return f"{saving.name}, which change the precision of training: by themselves {100.0 * saving.step_change:+.1f} %"
 
 
 def _note(job: Job, switch: Switch) -> str:

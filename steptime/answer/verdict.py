@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.answer.interval import memory_interval
-from steptime.base.num import Num, maximum, where
+from steptime.base.num import Num, made, maximum, where
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.blocks import further_ends
-from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers, step_change
+from steptime.memory.allocator_blocks import further_ends
+from steptime.memory.buffers import at_peak, common_buffers, cublas_workspace_bytes, stage_buffers, step_change
 from steptime.memory.overhead import StreamPools, overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
 from steptime.memory.states import States, stage_states
@@ -80,10 +80,10 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     """Every stage at its peak, in a micro-batch or in the optimizer step."""
     job = assembly.job
     walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
-    first = assembly.first_alike
+    first, alike = assembly.first_alike, common_buffers(assembly)
     around = {
-        stage: around_peak(job, of, stage_buffers(assembly, stage, of))
-        for stage, of in ((stage, states[stage]) for stage in set(first))
+        stage: around_peak(job, states[stage], stage_buffers(assembly, stage, states[stage], alike))
+        for stage in set(first)
     }
     kind = PoolKind(pooled=fsdp.applies(job) and fsdp.pooled(job), expandable=job.software.buffers.expandable_segments)
     return [
@@ -183,17 +183,18 @@ def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment,
     for bytes_ in lacking:
         first = first - bytes_
     pools = stream_pools(walked, updating, moment.grads_not_yet_allocated_bytes) if kind.pooled else None
-    return StageMemory(
-        stage=stage,
-        params_bytes=state.params_bytes,
-        gradients_bytes=gradients,
-        optimizer_bytes=state.optimizer_bytes,
-        activations_bytes=moment.activations_bytes,
-        transient_bytes=moment.transient_bytes + held_then,
-        allocated_bytes=fixed + moving,
-        reserved_bytes=reserved_bytes(fixed, moving, pools, expandable=kind.expandable),
-        peak_op=moment.op,
-        buffers_bytes=held_then,
-        persisting_bytes=states + staying,
-        first_peak_bytes=maximum(first, states + held_then + updating.transient_bytes),
+    row = (
+        stage,
+        state.params_bytes,
+        gradients,
+        state.optimizer_bytes,
+        moment.activations_bytes,
+        moment.transient_bytes + held_then,
+        fixed + moving,
+        reserved_bytes(fixed, moving, pools, expandable=kind.expandable),
+        moment.op,
+        held_then,
+        states + staying,
+        maximum(first, states + held_then + updating.transient_bytes),
     )
+    return made(StageMemory, row)

@@ -175,6 +175,11 @@ def parse(text: str, name: str, *, repeats: bool = False) -> Any:
         tab = "cannot start any token" in problem and mark and "\t" in _indent(text, mark.line)
         if mark and (tab or "tab character" in problem):
             where, problem = f"line {mark.line + 1}: ", "a tab; YAML is indented with spaces"
+        first = text.split("\n")[mark.line : mark.line + 1] if mark else []
+        if mark and "cannot start any token" in problem and mark.column < len("".join(first)):
+            problem = f"{first[0][mark.column]!r} cannot begin a value in YAML; quote the text"
+        if "<document start>" in problem:
+            problem = "text after the end of the document; not YAML, or wrongly indented"
         if problem.startswith("mapping values are not allowed"):
             problem = "a second ':' on the line; begin a new line, or quote the text"
         raise ConfigError(f"{name}: {where}{problem}") from None

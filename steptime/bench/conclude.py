@@ -21,7 +21,7 @@ from steptime.job.job import Job
 from steptime.job.mesh import group
 
 if TYPE_CHECKING:
-    from steptime.bench.run import LayoutSteps, Raw
+    from steptime.bench.rank_run import LayoutSteps, Raw
     from steptime.bench.runs.block import BlockRow
 
 UNITS: dict[str, Literal["bytes", "count", "FLOP"]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from steptime.checkpoint.records import Section
+from steptime.checkpoint.stored_records import Section
 
 _DOWN = re.compile(r"(?:lora_A|lora_down|lora\.down)(?:\.[\w-]+)?(?:\.weight)?$|lora_embedding_A(?:\.[\w-]+)?$")
 _PART = re.compile(r"lora_|lora\.(?:down|up)|\.alpha$|\.dora_scale$|magnitude_vector")

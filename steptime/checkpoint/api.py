@@ -13,9 +13,9 @@ from steptime.base.words import counted
 from steptime.checkpoint import directory, jsonable
 from steptime.checkpoint.inventory import IO, Inventory
 from steptime.checkpoint.layouts import ranks, single
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import unreadable
+from steptime.checkpoint.stored_records import Contents, StoredTensor, UnreadableError
 
 
 class Summary(Inventory):

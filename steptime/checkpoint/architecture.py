@@ -18,8 +18,8 @@ from steptime.base.words import counted
 from steptime.checkpoint import experts, layer_gaps, mixers, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of, said
-from steptime.checkpoint.records import Problem, Shape
 from steptime.checkpoint.stacks import MAX_LAYERS, STACKED, FoundArchitecture
+from steptime.checkpoint.stored_records import Problem, Shape
 
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 SHARED = "albert_layer_groups."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from steptime.checkpoint.tables import table, words
+from steptime.checkpoint.name_tables import table, words
 
 LARGEST = 1 << 40  # of a width or a count that somebody trains with
 _TABLES = table("names")["config"]

@@ -12,7 +12,7 @@ from math import prod
 
 from steptime.base.grouping import grouped
 from steptime.checkpoint.dtypes import itemsize
-from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
+from steptime.checkpoint.stored_records import Problem, Section, Shape, StoredTensor
 
 MAX_LINES = 10  # problems of one kind written out
 DRAG_BYTES = 1 << 20  # below this a view of a larger storage is not worth a line

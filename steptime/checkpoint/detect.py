@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.readers import dcp_metadata, gguf, hdf5, msgpack, npy, pt2, safetensors, torch_file
-from steptime.checkpoint.records import Contents, UnreadableError
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import Contents, UnreadableError
 
 Reader = Callable[[Source], Contents]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from steptime.checkpoint.records import Shape, StoredTensor
 from steptime.checkpoint.stacks import MAX_LAYERS, STACKED
+from steptime.checkpoint.stored_records import Shape, StoredTensor
 from steptime.checkpoint.tree import ranges
 
 _NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")

@@ -19,8 +19,8 @@ from steptime.checkpoint.layouts import (
     shards,
     single,
 )
-from steptime.checkpoint.records import Contents, Problem, Section, UnreadableError
 from steptime.checkpoint.scan import MAX_DEPTH, Folder, FolderScan
+from steptime.checkpoint.stored_records import Contents, Problem, Section, UnreadableError
 
 Layout = Callable[[FolderScan, Folder, list[str]], tuple[list[Section], set[str]]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from steptime.checkpoint.records import Shape
-from steptime.checkpoint.tables import table
+from steptime.checkpoint.name_tables import table
+from steptime.checkpoint.stored_records import Shape
 
 _TABLES = {key: about["names"] for key, about in table("element_types").items()}
 BITS: dict[str, int] = _TABLES["bits"]

@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import Any
 
 from steptime.checkpoint import weight_names as names
-from steptime.checkpoint.records import Shape
 from steptime.checkpoint.stacks import FoundArchitecture, Stack
+from steptime.checkpoint.stored_records import Shape
 
 MAX_RUNS = 64
 Tails = dict[str, tuple[str, Shape]]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from steptime.checkpoint import adapter, architecture, counting, difference, quantized, tree
 from steptime.checkpoint.confignames import FIELDS, from_config
 from steptime.checkpoint.escape import escaped
-from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
 from steptime.checkpoint.roles import ADAM_NAMES, state_name
+from steptime.checkpoint.stored_records import Problem, Section, Shape, StoredTensor
 from steptime.checkpoint.weight_names import BUFFERS
 
 INCOMPLETE = frozenset(

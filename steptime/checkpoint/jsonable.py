@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from steptime.checkpoint.inventory import Inventory
-from steptime.checkpoint.records import Problem, Section, StoredTensor
+from steptime.checkpoint.stored_records import Problem, Section, StoredTensor
 from steptime.checkpoint.tree import Node
 
 SCHEMA = "summarize-ckpt/1"

@@ -15,8 +15,8 @@ from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint import weight_names as names
-from steptime.checkpoint.records import Problem
 from steptime.checkpoint.stacks import Stack
+from steptime.checkpoint.stored_records import Problem
 
 FEWEST = 3
 """Layers with which one can be compared with the others."""

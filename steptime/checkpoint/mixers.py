@@ -11,8 +11,8 @@ from collections import Counter
 from typing import Any
 
 from steptime.checkpoint import weight_names as names
-from steptime.checkpoint.records import Shape
 from steptime.checkpoint.stacks import FoundArchitecture
+from steptime.checkpoint.stored_records import Shape
 
 KINDS = (  # of layers that are no attention, by what only they have
     ("linear_attention", re.compile(r"linear_attn\.|^attn\.A_log$|delta_net|^self_attn\.(?:A_log$|output_gate\.)")),

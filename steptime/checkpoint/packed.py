@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.dtypes import BITS
-from steptime.checkpoint.records import Shape, StoredTensor
+from steptime.checkpoint.stored_records import Shape, StoredTensor
 
 HQQ_PARTS = (
     "nbits", "group_size", "shape", "scale", "zero", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from steptime.checkpoint import packed
 from steptime.checkpoint.confignames import from_config
 from steptime.checkpoint.dtypes import BITS
-from steptime.checkpoint.records import StoredTensor
+from steptime.checkpoint.stored_records import StoredTensor
 
 Named = dict[str, StoredTensor]
 _PARTS: tuple[tuple[str, str, Callable[[packed.PackedParts], packed.Weight | None], tuple[str, ...]], ...] = (

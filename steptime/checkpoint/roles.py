@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.checkpoint.tables import table, words
+from steptime.checkpoint.name_tables import table, words
 
 _TABLES = {key: words(names) for key, names in table("names")["state"].items()}
 MODEL_KEYS, STATE_KEYS, EMA_KEYS = (frozenset(_TABLES[key]) for key in ("model", "run", "ema"))

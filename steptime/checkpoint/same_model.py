@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from steptime.checkpoint.confignames import from_config
-from steptime.checkpoint.records import Section, StoredTensor
+from steptime.checkpoint.stored_records import Section, StoredTensor
 from steptime.checkpoint.weight_names import BUFFERS
 
 STEMS = re.compile(

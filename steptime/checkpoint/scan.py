@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from steptime.checkpoint.detect import read_file
 from steptime.checkpoint.layouts.single import facts_of
-from steptime.checkpoint.records import Contents, Problem, Section, UnreadableError
 from steptime.checkpoint.source import Source, unreadable
+from steptime.checkpoint.stored_records import Contents, Problem, Section, UnreadableError
 
 T = TypeVar("T")
 THREADS = 16

@@ -8,7 +8,7 @@ import stat
 from types import TracebackType
 from typing import Self
 
-from steptime.checkpoint.records import UnreadableError
+from steptime.checkpoint.stored_records import UnreadableError
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 BUFFER = 1 << 16

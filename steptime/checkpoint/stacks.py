@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from steptime.checkpoint import weight_names as names
-from steptime.checkpoint.records import Shape
+from steptime.checkpoint.stored_records import Shape
 from steptime.checkpoint.weight_names import EMBED
 
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blk|blocks?|resblocks)\.(\d{1,6})\.")

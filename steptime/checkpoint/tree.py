@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from steptime.base.grouping import grouped
-from steptime.checkpoint.records import Shape, StoredTensor
+from steptime.checkpoint.stored_records import Shape, StoredTensor
 
 MAX_PARTS = 64  # of a dotted name; a hostile name has millions
 

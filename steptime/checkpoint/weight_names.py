@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from steptime.checkpoint.tables import table, words
+from steptime.checkpoint.name_tables import table, words
 
 _MODULES = {kind: words(names) for kind, names in table("names")["modules"].items()}
 Q, K, QKV, OUT = (_MODULES[kind] for kind in ("q", "k", "qkv", "out"))

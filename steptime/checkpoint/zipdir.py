@@ -10,8 +10,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steptime.checkpoint.records import UnreadableError
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import UnreadableError
 
 LOCAL = b"PK\x03\x04"
 _CENTRAL = struct.Struct("<4s4B4HL2L5H2L")

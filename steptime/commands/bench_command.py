@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from steptime.bench.conclude import BenchResults
     from steptime.bench.environment import Launch
     from steptime.bench.phases import Phases
-    from steptime.bench.run import Raw
+    from steptime.bench.rank_run import Raw
     from steptime.bench.world import World
     from steptime.job.job import Job
 
@@ -128,7 +128,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     from steptime.bench.host_memory import sampled
     from steptime.bench.phases import job_start_s, job_started
     from steptime.bench.rank_log import LOG, progress
-    from steptime.bench.run import BenchOptions, measure_all, stages
+    from steptime.bench.rank_run import BenchOptions, measure_all, stages
     from steptime.bench.spread import spread
     from steptime.bench.world import finish, start
     from steptime.report import bench_tables as view

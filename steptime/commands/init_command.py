@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import Any
 
 from steptime.base.config import Config
-from steptime.commands import defaults, quick
+from steptime.commands import plan_defaults, quick
 from steptime.commands.console import Printer
 from steptime.commands.outputs import write_new
 
@@ -20,15 +20,15 @@ def init(options: Namespace, out: Printer) -> int:
     """
     from steptime.report.plan_keys import keys, starter
 
-    job = quick.job(options.model or defaults.MODEL, options.machine, options.devices, [])
+    job = quick.job(options.model or plan_defaults.MODEL, options.machine, options.devices, [])
     values = {
         "devices": job.parallelism.devices,
-        "model": options.model or defaults.MODEL,
+        "model": options.model or plan_defaults.MODEL,
         **_stated("parallelism", job.parallelism),
         "performance.software": job.software.name,
         **_stated("performance", job.performance),
         **{f"data.{key}": getattr(job.data, key) for key in ("gbs", "seqlen", "microbatch_sz")},
-        "hardware.node_type": options.machine or defaults.MACHINE,
+        "hardware.node_type": options.machine or plan_defaults.MACHINE,
     }
     text = starter(values, keys())
     if options.path == "-":

@@ -6,19 +6,19 @@ import re
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted, flow
-from steptime.commands import defaults
+from steptime.commands import plan_defaults
 from steptime.commands.console import Printer
 from steptime.commands.outputs import write_new
 from steptime.job.edit import read_settings
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import named, read
 from steptime.launch.reading import LEAVE_OUT, to_job
-from steptime.launch.write.export import refused, write
+from steptime.launch.write.export import notes, refused, write
 from steptime.search.changes import words
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         raise ConfigError(
             f"--from {options.kind}: needs a launch script, config or log: 3dtrn --from {options.kind} FILE"
         )
-    named = defaults.sets(options.model, options.machine, options.devices)
+    named = plan_defaults.sets(options.model, options.machine, options.devices)
     sets, unread = read_settings([*named, *options.sets])
     wrong = [problem.line for problem in unread]
     try:
@@ -47,16 +47,35 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
             raise ConfigError(
                 lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]
             ) from None
+        reading = _with_replaced(reading, options, sets)
         job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     except ConfigError as error:
         retyped = _retyped(options.typed, options.config, error.problems)
         raise ConfigError([*wrong, *error.problems, *retyped]) from None
     if wrong:
         raise ConfigError(wrong)
-    defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
+    plan_defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")
     return job, reading
+
+
+def _with_replaced(reading: Reading, options: Namespace, sets: Mapping[str, Any]) -> Reading:
+    """The reading with a note on what the file says of its model, where the settings name another."""
+    if "model" not in sets:
+        return reading
+    from steptime.launch.replaced_model import note, without_model
+
+    try:
+        own = read(options.kind, options.config, without_model(sets), options.added)
+    except ConfigError:  # a file that does not say enough of its model to be read without it
+        return reading
+    told = note(own.config.get("model"), sets)
+    return (
+        reading._replace(config=reading.config | {"notes": [*told, *reading.config.get("notes", [])]})
+        if told
+        else reading
+    )
 
 
 _WORDS = "pass script and arguments as one string"
@@ -118,8 +137,9 @@ def export(job: Job, options: Namespace, out: Printer) -> int:
     written = write(job, kind)
     lines = [
         f"{kind} launch file of a plan for {counted(job.parallelism.devices, 'device')} of {job.machine.name}",
-        *(f"no equivalent: {path} = {flow(value)}" for path, value in written.left_out.items()),
+        *(f"no equivalent: {path} = {flow(value)}" for path, value in written.stated.items()),
         *refused(job, kind),
+        *notes(job, kind),
         f"read back by: 3dtrn --from {written.reader} --allow-unmodeled FILE {words(written.left_out)}",
     ]
     if kind == "deepspeed":

@@ -38,7 +38,7 @@ def write(options: Namespace, estimate: Estimate) -> None:
         ConfigError: a file cannot be written.
     """
     if options.html is not None:
-        from steptime.report.page.document import page
+        from steptime.report.page.whole_page import page
 
         write_file("--html", options.html, page(estimate).encode("utf-8"))
     if options.trace is not None:

@@ -10,7 +10,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.commands import defaults, outputs
+from steptime.commands import outputs, plan_defaults
 from steptime.commands.console import Printer, load, tell
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def report(options: Namespace, out: Printer) -> int:
 def _plan(options: Namespace) -> tuple[Job, Reading | None]:
     """The job of a config, or of a launch file together with its reading."""
     named = options.model, options.machine, options.devices
-    defaults.check(options.model, options.machine, options.sets)
+    plan_defaults.check(options.model, options.machine, options.sets)
     if options.kind is not None:
         from steptime.commands.launch_command import launched
 
@@ -77,9 +77,9 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
         from steptime.commands import quick
 
         return quick.job(*named, options.sets), None
-    job = load(options.config, [*defaults.sets(*named), *options.sets])
-    defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
-    tell(defaults.kept_overrides(options.machine, job.hardware.overrides, options.sets))
+    job = load(options.config, [*plan_defaults.sets(*named), *options.sets])
+    plan_defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
+    tell(plan_defaults.kept_overrides(options.machine, job.hardware.overrides, options.sets))
     return job, None
 
 

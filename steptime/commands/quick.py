@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError, show
 from steptime.base.words import counted
-from steptime.commands import defaults
+from steptime.commands import plan_defaults
 from steptime.commands.search_plan import unplanned
 from steptime.search.estimated import WORDS, covered
 from steptime.search.fastest import fastest
@@ -47,9 +47,9 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     if model is None:
         raise ConfigError("--model: required without a PLAN file (3dtrn models lists the presets)")
     plan = unplanned(model, machine, devices, changes)
-    defaults.check_devices(devices, plan.devices, changes)
+    plan_defaults.check_devices(devices, plan.devices, changes)
     found = _Found(plan.job, "") if plan.said else _best(plan)
-    given = set(defaults.flat(changes))
+    given = set(plan_defaults.flat(changes))
     given |= {"devices"} if devices is not None or "hardware.nodes" in given else set()
     given |= {"machine"} if machine is not None or given & {"hardware", "hardware.node_type"} else set()
     return _named(given | {f"performance.{key}" for key in _recomputation(plan.job)}, found)
@@ -90,7 +90,7 @@ def quick(model: str, machine: str | None = None, devices: int | None = None, **
             raise ConfigError(f"{name}: expected a name (got {show(value)})")
     settings = [f"{key}={_plain(key, value)}" for key, value in changes.items()]
     try:
-        defaults.check(model, machine, settings)
+        plan_defaults.check(model, machine, settings)
         found = job(model, machine, count, settings)
     except ConfigError as error:
         raise ConfigError(re.sub(r"^--(?:set )?|--set ", "", line) for line in error.problems) from None

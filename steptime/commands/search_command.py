@@ -9,7 +9,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, closest
 from steptime.base.document import parse
-from steptime.commands import defaults, outputs
+from steptime.commands import outputs, plan_defaults
 from steptime.commands.console import Printer
 from steptime.commands.search_plan import SearchPlan, numbers, plan_of, unplanned_search
 from steptime.job.limits import NOT_MODELED
@@ -45,11 +45,11 @@ def search(options: Namespace, out: Printer) -> int:
         outputs.check_save(options.save)
     try:
         for machine in options.machine or [None]:
-            defaults.known(options.model, machine)
+            plan_defaults.known(options.model, machine)
         if options.config is None:
             plan = unplanned_search(options)
         else:
-            plan = plan_of(options.config, [*defaults.sets(options.model, None, None), *options.sets])
+            plan = plan_of(options.config, [*plan_defaults.sets(options.model, None, None), *options.sets])
     except ConfigError as error:
         raise ConfigError([*error.problems, *_chosen(options, {}, {})]) from None
     asked = asked_of(options, plan)
@@ -101,7 +101,7 @@ def asked_of(options: Namespace, plan: SearchPlan) -> Asked:
         counts = [plan.devices] if plan.devices else []
         if not counts:
             problems.append("--devices: the plan states none; give the number of devices")
-    defaults.check_devices(counts, plan.devices, options.sets)
+    plan_defaults.check_devices(counts, plan.devices, options.sets)
     batches = numbers("--gbs", options.gbs, problems) or [plan.job.data.gbs]
     if problems:
         raise ConfigError(problems)

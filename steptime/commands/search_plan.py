@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import Config, ConfigError, build
 from steptime.base.document import read_source
-from steptime.commands import defaults
+from steptime.commands import plan_defaults
 from steptime.commands.console import load
 from steptime.job.device_count import AUTO, stated_devices
 from steptime.job.edit import anchor, apply_settings, plan_mapping
@@ -45,7 +45,7 @@ class SearchPlan(NamedTuple):
 
 def unplanned(model: str, machine: str | None, devices: int | None, sets: list[str]) -> SearchPlan:
     """The plan of a model, a machine and a number of devices; everything else takes the defaults of a report."""
-    made = defaults.plan(model, machine, devices, sets)
+    made = plan_defaults.plan(model, machine, devices, sets)
     plan = plan_from(json.dumps(made), "-", "", sets)
     return plan._replace(devices=plan.devices or made["devices"])
 
@@ -62,8 +62,8 @@ def unplanned_search(options: Namespace) -> SearchPlan:
         problems.append("--devices: required without a PLAN file")
     if problems:
         raise ConfigError(problems)
-    defaults.check(options.model, next(iter(options.machine), None), options.sets)
-    machine = next(iter(options.machine), defaults.MACHINE)
+    plan_defaults.check(options.model, next(iter(options.machine), None), options.sets)
+    machine = next(iter(options.machine), plan_defaults.MACHINE)
     plan = unplanned(options.model, machine, max(counts), options.sets)
     size = str(counts[0]) if len(counts) == 1 else "N"
     command = ["3dtrn", "--model", options.model, "--machine", machine, "--devices", size]

@@ -19,7 +19,7 @@ from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import problem
 from steptime.checkpoint.jsonable import tensor as listed
-from steptime.checkpoint.records import Problem
+from steptime.checkpoint.stored_records import Problem
 from steptime.commands.argument_types import Parser, count
 from steptime.report.checkpoint_summary import report
 from steptime.report.format import BINARY, DECIMAL
@@ -27,7 +27,7 @@ from steptime.report.table import PLAIN, WIDTH, style_of
 
 if TYPE_CHECKING:
     from steptime.checkpoint.api import Summary
-    from steptime.checkpoint.records import StoredTensor
+    from steptime.checkpoint.stored_records import StoredTensor
     from steptime.report.table import Style
 
 EPILOG = """exit codes: 0 ok, 1 problems found (with --diff: the structures differ, with --model: they

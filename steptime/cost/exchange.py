@@ -1,6 +1,7 @@
 """Seconds of an exchange that sends a row once to each domain that needs it (DeepEP, HybridEP; deepseek-ai/DeepEP README)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum, where
@@ -9,9 +10,33 @@ from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
 from steptime.model.ops import Comm
 from steptime.model.router_choice import Routing
+from steptime.software.performance import Software
 
 EXCHANGE_S = 77e-6
 """Minimum time of a call, even for few bytes: dispatch of 128 tokens over 8 ranks of H800 (DeepEP README, low latency)."""
+
+PER_SM = {9: 16.5e9, 10: 21.2e9}
+"""What DeepEP's kernels inside one NVLink domain receive on one multiprocessor, of a call without its EXCHANGE_S, by major
+compute capability: the mean of dispatch and combine, each the other's backward. B200, 24 SMs, bf16: 319 MB at 494 and 420 GB/s,
+23.4 and 19.5; on 16 to 32 SMs the mean is 21.9 to 20.6, on GB200 3 % more, there 13 % less on 16 ranks, and on 24 the combine a
+third (deepseek-ai/DeepEP@94a9f8f docs/README_Hybrid-EP.md). H100, 20 SMs: 330 MB in 1.005 and 1.155 ms, 17.8 and 15.4
+(tile-ai/tilescale pull request 40). HybridEP is on 8 ranks within 6 % as fast on 16 SMs as on 32 (the same README) [B/s]."""
+
+DEFAULT_SMS = 20
+"""SMs of DeepEP's kernels unless its user sets them: Buffer.num_sms (deepseek-ai/DeepEP@94a9f8f deep_ep/buffer.py), which is
+also Megatron-Core's and NeMo AutoModel's default (moe_deepep_num_sms, dispatcher_num_sms)."""
+
+SECOND = "torchtitan"
+"""The profile with DeepEP 2, since 2026-06-28 (pytorch/torchtitan pull request 3808): it takes as many SMs as its links need
+(deepseek-ai/DeepEP@dd758ca deep_ep/buffers/elastic.py, get_theoretical_num_sms)."""
+
+
+def kernel_rate(software: Software, sm_count: float | None) -> float:
+    """Rate at which the kernels of an exchange can receive inside one domain, whatever its links; inf if nothing limits them."""
+    moe, device = software.moe, PER_SM.get(int(software.compute_capability))
+    if device is None or moe.flex_backend != "deepep" or (moe.deepep_sms is None and software.name == SECOND):
+        return inf
+    return device * min(moe.deepep_sms or DEFAULT_SMS, sm_count or inf)
 
 
 class Passage(NamedTuple):
@@ -51,19 +76,21 @@ def passages(routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num)
 
 def score_bytes(op: Comm, group: Group, tiers: Sequence[Tier]) -> Num:
     """Bytes of the scores that an exchange sends with its rows: for each expert of the innermost domain."""
-    if op.routing is None or (not is_column(op.score_bytes) and not op.score_bytes):
+    if op.routing is None:
         return 0.0
     return op.score_bytes * op.routing.n_experts * members_per_domain(group, tiers[0].size) / group.ranks
 
 
-def exchange(bytes_: Num, routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num) -> CommCost:
+def exchange(
+    bytes_: Num, routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num, kernels: float = inf
+) -> CommCost:
     """One call over a group of which a rank receives `bytes_`, `copies` rows for each token of it.
 
-    Tiers stream at once, and the slowest determines the time.
+    Tiers stream at once, and the slowest determines the time; inside one domain not less than at `kernels` [B/s].
     """
     if not is_column(group.ranks) and group.ranks <= 1:
         return FREE
-    pace: Num = 0.0
+    pace = where(group.ranks <= members_per_domain(group, tiers[0].size), 1.0 / kernels, 0.0)
     name: Num = ""
     for one in passages(routing, group, tiers, copies):
         pace = maximum(pace, where(one.crossed, one.share / (one.tier.bytes_per_s * one.efficiency), 0.0))
@@ -73,3 +100,11 @@ def exchange(bytes_: Num, routing: Routing, group: Group, tiers: Sequence[Tier],
     if not is_column(group.ranks):
         return found
     return CommCost(*(where(group.ranks > 1, field, free) for field, free in zip(found, FREE, strict=True)))
+
+
+def priced(op: Comm, bytes_: Num, groups: Mapping[str, Group], tiers: Sequence[Tier], kernels: float) -> CommCost:
+    """One call of an op with `routing`, over the ranks of its axis, of which each receives `bytes_` in rows, and their scores."""
+    if op.routing is None:
+        return FREE
+    group, copies = groups[op.axis], op.routing.distinct(groups["ep"].ranks) * groups["etp"].ranks
+    return exchange(bytes_ + score_bytes(op, group, tiers), op.routing, group, tiers, copies, kernels)

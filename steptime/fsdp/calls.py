@@ -8,10 +8,10 @@ from typing import NamedTuple
 from steptime.base.num import Num
 from steptime.base.rows import CollectiveRow
 from steptime.cost.comm import CommCost, collective
+from steptime.fsdp.collective_ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.groups import ParamGroup, buffers, groups, root_stays, stays_gathered
 from steptime.fsdp.of_job import unsynced
 from steptime.fsdp.plus_plus import has_second_partition, reduction, sent_bytes
-from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, to_fewer_ranks
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, maximum, same
-from steptime.fsdp.chunked_loss import chunks_backward, in_chunks, rooted_chunks
 from steptime.fsdp.ends import GatheredEnds, ends_of
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
+from steptime.fsdp.loss_chunks import chunks_backward, in_chunks, rooted_chunks
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import unsynced
 from steptime.fsdp.replays import kept_bytes

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, is_column
 from steptime.cost.overlap import contention, hidden_s
-from steptime.cost.parts import PartTime
+from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls
+from steptime.fsdp.collective_ranks import shard_group
 from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups, options
 from steptime.fsdp.of_job import syncs_last
 from steptime.fsdp.pipeline_memory import stage_steps
-from steptime.fsdp.ranks import shard_group
 from steptime.fsdp.seconds import CommSeconds, ShardedPass, exposed_s, micro_batch_exposed, price
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk

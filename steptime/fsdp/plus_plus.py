@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from steptime.base.num import Num, minimum, where
-from steptime.fsdp.ranks import backward_group
+from steptime.fsdp.collective_ranks import backward_group
 from steptime.job.job import Job
 from steptime.job.mesh import Group, ZeroPlusPlus
 from steptime.model.ops import Kind

@@ -8,13 +8,13 @@ from typing import NamedTuple, TypeAlias
 from steptime.base.num import Num, is_column, maximum
 from steptime.cost.comm import collective
 from steptime.cost.overlap import contention, hidden_s
-from steptime.cost.parts import PartTime
+from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls, calls_without_pipeline
+from steptime.fsdp.collective_ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.groups import Buffers, ParamGroup, buffers, groups, options, root_stays, stays_gathered
 from steptime.fsdp.of_job import unsynced
 from steptime.fsdp.plus_plus import dequantized_bytes, has_second_partition, reduction, sent_bytes
-from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, kept_bytes, to_fewer_ranks
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly

@@ -6,8 +6,8 @@ from steptime.base.num import Num
 from steptime.fsdp.groups import groups
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.job.assembly import Assembly, Chunk
-from steptime.memory.moments import looped_temporaries, mean_moments
 from steptime.memory.on_host import on_host
+from steptime.memory.optimizer_moments import looped_temporaries, mean_moments
 from steptime.memory.states import States, frozen_bytes, shard_ranks
 
 

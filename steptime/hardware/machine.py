@@ -17,7 +17,7 @@ from steptime.base.config import Config, ConfigError, ConfigProblem, Section, bu
 from steptime.base.defaults import no_entries, no_items
 from steptime.base.document import parse_mapping, read_source, shipped, shipped_names
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
-from steptime.hardware.host import Host
+from steptime.hardware.host_node import Host
 from steptime.hardware.machine_tree import ACCELERATORS, accelerator_names, implausible, plain_tree, put_figure
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -35,20 +35,20 @@ class Tier(Config):
     """Wire rate per device in one direction [B/s]."""
     latency_s: Seconds = Field(ge=0)
     """Latency of one hop [s]."""
-    efficiency: float = Field(0.8, gt=0, le=1)
-    """Share of the wire rate that a large ring collective reaches."""
+    efficiency: float = Field(0.8, gt=0, le=1)  # share of the wire rate that a large ring collective reaches
     pairwise_efficiency: float | None = Field(default=None, gt=0, le=1)
     """Share of the wire rate that an all-to-all reaches; else `efficiency` by `steptime.cost.comm.PAIRWISE_RATE`."""
     exchange_efficiency: float | None = Field(default=None, gt=0, le=1)  # of DeepEP and HybridEP; else `efficiency`
     nics_per_node: float | None = Field(None, gt=0)
     link_bytes_per_s: BytesPerS | None = Field(None, gt=0)
     """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers; n devices have n-1 links each."""
-    in_network_reduction: bool = False
-    """Whether the switch reduces (NVLink SHARP, SHARP): only all-reduce gains."""
-    in_network_efficiency: float | None = Field(None, gt=0, le=1)
-    """Share of the wire rate that an all-reduce in the switch reaches; `efficiency` where not set."""
+    in_network_reduction: bool = False  # whether the switch reduces (NVLink SHARP, SHARP): only all-reduce gains
+    in_network_efficiency: float | None = Field(None, gt=0, le=1)  # of an all-reduce in the switch; else `efficiency`
     hierarchical: bool = False
     """Whether collectives over this tier may first reduce or gather inside the tier below, in a separate phase."""
+
+    def __hash__(self) -> int:  # of a few fields, since tiers are keys of caches that every collective asks
+        return hash((self.name, self.size, self.bytes_per_s))
 
 
 class Kernels(Config):

@@ -31,6 +31,8 @@ _LAUNCH = {
     **dict.fromkeys((".log", ".out"), "a log"),
 }
 """Suffixes of files that --from reads, which are never plans but may be given in place of one."""
+_PROSE = {".md": "Markdown", ".rst": "reStructuredText", ".html": "HTML"}
+"""Suffixes of texts that may be given in place of a plan."""
 
 
 def read_model(value: Any) -> Any:
@@ -130,6 +132,8 @@ def plan_mapping(text: str, name: str) -> dict[str, Any]:
     try:
         data = parse_mapping(text, name)
     except ConfigError:
+        if prose := _PROSE.get(Path(name).suffix.lower()):
+            raise ConfigError(f"{name}: {prose}, not a plan, which is YAML; to begin one: 3dtrn init") from None
         if kind is None or not text.strip():
             raise
         raise ConfigError(f"{name}: {kind}, not a plan; to read it: 3dtrn --from auto {name}") from None
@@ -177,7 +181,9 @@ def read_setting(setting: str) -> tuple[str, Any]:
     if not equals or not all(path.split(".")):
         raise ConfigError(f"--set {setting}: expected a.b=value")
     if "." not in path and (meant := meant_path(path)) not in {"", path}:
-        raise ConfigError(f"--set {setting}: unknown key; did you mean --set {meant}={value}?")
+        from steptime.job.suggested import suggested
+
+        raise ConfigError(f"--set {setting}: unknown key; {suggested(meant, value)}")
     return path, parse(value, f"--set {path}")
 
 

@@ -186,7 +186,7 @@ EXPERT_RULES = [
     Rule(
         "tp divides shared experts",
         "parallelism.tp",
-        "must divide shared_expert_inter_sz {f.shared_inter_sz} (got {f.tp}); lower tp",
+        "must divide shared_expert_inter_sz {f.shared_inter_sz} (got {f.tp}); valid: {f.tp_choices}",
         lambda f: f.shared_inter_sz % f.tp == 0,
     ),
     Rule(

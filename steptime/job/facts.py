@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.job.choices import divisors, tp_degrees
 from steptime.job.mesh import ZeroPlusPlus
 from steptime.model.lora import Lora
 from steptime.model.model import LinearAttention, Moe
@@ -170,8 +171,7 @@ class Facts(NamedTuple):
     @property
     def ep_choices(self) -> str:
         """Degrees that must divide n_experts."""
-        n = int(self.n_experts)
-        return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+        return divisors(self.n_experts)
 
     @property
     def batch(self) -> Num:
@@ -204,6 +204,11 @@ class Facts(NamedTuple):
         return self.gbs // self.batch
 
     @property
+    def microbatches_of_a_pass(self) -> Num:
+        """Micro-batches that go through the pipeline before it drains."""
+        return self.microbatches // self.pipeline_passes
+
+    @property
     def framework(self) -> Framework:
         """What the profile's framework supports, or that of the profile it extends."""
         return framework_of(self.software, self.family)
@@ -223,14 +228,18 @@ class Facts(NamedTuple):
     @property
     def tp_choices(self) -> str:
         """Powers of two that tensor parallelism can have."""
-        heads, wide = int(self.n_q_heads), int(self.inter_sz)
-        return ", ".join(str(2**i) for i in range(8) if heads % 2**i == 0 and wide % 2**i == 0)
+        sizes = (self.n_q_heads, self.inter_sz, self.shared_inter_sz)
+        return tp_degrees(sizes, self.n_kv_heads, replicated=self.framework.replicates_kv)
+
+    @property
+    def chunk_choices(self) -> str:
+        """Model chunks that divide the layers to distribute."""
+        return divisors(self.units)
 
     @property
     def gbs_choices(self) -> str:
         """The batch sizes nearest to gbs that fit dp, microbatch_sz and an interleaved schedule."""
-        rounds = int(self.pp) if self.vpp > 1 and not self.framework.groups else 1
-        unit = int(self.batch) * rounds * self.pipeline_passes
+        unit = int(self.batch) * self.pipeline_passes * (1 if self.vpp == 1 or self.framework.groups else int(self.pp))
         low = int(self.gbs) // unit * unit
         return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
 
@@ -252,29 +261,13 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model supports."""
-        every = ("bf16", "fp16", "fp32", *self.framework.recipes)
-        return ", ".join(dtype for dtype in every if dtype in self.machine_dtypes)
+        return ", ".join(d for d in ("bf16", "fp16", "fp32", *self.framework.recipes) if d in self.machine_dtypes)
 
     @property
     def recipe_words(self) -> str:
         """Recipes of the framework, or where it has none the frameworks that have the plan's."""
         having = [name for name, one in FRAMEWORKS.items() if self.precision in one.recipes]
         return ", ".join(self.framework.recipes) or f"software {' or '.join(having)}"
-
-    @property
-    def zero_words(self) -> str:
-        """ZeRO levels of the framework."""
-        return ", ".join(map(str, self.framework.zero_levels))
-
-    @property
-    def context_words(self) -> str:
-        """Values of cp_comm_type that the framework runs."""
-        return " or ".join(self.framework.context)
-
-    @property
-    def pipeline_zero_words(self) -> str:
-        """ZeRO levels of the framework with pipelines."""
-        return " and ".join(map(str, self.framework.pipelines_zero))
 
     @property
     def granularity(self) -> str:

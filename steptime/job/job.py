@@ -27,7 +27,7 @@ from steptime.job.layer_counts import layers_per_chunk
 from steptime.job.layer_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
-from steptime.job.names import MISSING, PATHS
+from steptime.job.names import FIXES, MISSING, PATHS
 from steptime.job.offload_rules import OF_NO_PROFILE, offload_facts
 from steptime.job.performance_rules import performance_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
@@ -74,6 +74,7 @@ class Job(Config):
     not_modeled: ClassVar[Mapping[str, str]] = NOT_MODELED
     natural_names: ClassVar[Mapping[str, str]] = PATHS
     missing: ClassVar[Mapping[str, str]] = MISSING
+    fixes: ClassVar[Mapping[str, str]] = FIXES
 
     @model_validator(mode="before")
     @classmethod

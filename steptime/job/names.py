@@ -92,3 +92,23 @@ MISSING = {
     "performance.recompute.granularity": "; full (whole layers: method, n_layers) or selective (modules)",
 }
 """Required keys of a plan -> what to give where they are missing; "": any other."""
+
+_FULL = "performance.activation_checkpointing_type: full"
+_WHOLE_LAYERS = f"{_FULL}, or {{granularity: full, method: uniform, n_layers: 1}}"
+_WORDS = ("none", "selective", "super-selective", "per-op")
+FIXES: dict[str, str] = {
+    "parallelism.fsdp=true": "; write {} for the defaults of the software profile",
+    "parallelism.fsdp=false": "; leave it out: without it zero_level decides",
+    "performance.recompute=true": f"; whole layers: {_WHOLE_LAYERS}",
+    "performance.recompute=full": f"; whole layers: {_WHOLE_LAYERS}",
+    "performance.recompute=false": "; leave it out",
+    **{
+        f"performance.recompute={word}": f"; write performance.activation_checkpointing_type: {word}" for word in _WORDS
+    },
+    "performance.activation_checkpointing_type=true": "; write full for whole layers (gradient checkpointing)",
+    "performance.activation_checkpointing_type=false": "; write none",
+    "performance.compile=true": "; write all",
+    "performance.compile=false": "; write none",
+    "": "; give its keys: 3dtrn explain --key {path}",
+}
+"""KEY=VALUE -> the end of the error line; "": where a mapping is expected."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import maximum
 from steptime.job.facts import Facts
 from steptime.job.limits import Rule
 
@@ -13,11 +13,6 @@ def group_taken(f: Facts) -> dict[str, int]:
     if not grouped or f.microbatch_group_sz is not None or f.microbatches % f.pp == 0:
         return {}
     return {"microbatch_group_sz": f.group_choice}
-
-
-def in_a_pass(f: Facts) -> Num:
-    """Micro-batches that go through the pipeline before it drains."""
-    return f.microbatches // f.pipeline_passes
 
 
 PIPELINE_RULES = [
@@ -54,8 +49,8 @@ PIPELINE_RULES = [
     Rule(
         "dualpipev micro-batches",
         "data.gbs",
-        "dualpipev needs at least 2 * pp = {f.chunks} micro-batches (got {f.microbatches}); raise gbs, or lower dp",
-        lambda f: (f.schedule_said != "dualpipev") | (in_a_pass(f) >= 2 * f.pp),
+        "dualpipev needs at least 2 * pp = {f.chunks} micro-batches (got {f.microbatches_of_a_pass}); raise gbs, or lower dp",
+        lambda f: (f.schedule_said != "dualpipev") | (f.microbatches_of_a_pass >= 2 * f.pp),
     ),
     Rule(
         "schedule with vpp",
@@ -120,12 +115,12 @@ PIPELINE_RULES = [
         "interleaving in rounds",
         "data.gbs",
         "torch's interleaved schedule needs micro-batches that divide into "
-        "max(1, microbatches // pp) rounds (got {f.microbatches} with pp {f.pp}); nearest: gbs {f.gbs_choices}",
+        "max(1, microbatches // pp) rounds (got {f.microbatches_of_a_pass} with pp {f.pp}); nearest: gbs {f.gbs_choices}",
         lambda f: (
             (f.vpp == 1)
             | (not f.framework.rounds)
             | (f.schedule_said not in {None, "interleaved", "zero_bubble"})
-            | (in_a_pass(f) % maximum(1, in_a_pass(f) // f.pp) == 0)
+            | (f.microbatches_of_a_pass % maximum(1, f.microbatches_of_a_pass // f.pp) == 0)
         ),
     ),
     # torchtitan/trainer.py@b5bcd76c, train_step; NVIDIA-NeMo/Automodel@36044ad3 recipes/llm/benchmark.py, run_benchmark: ga_steps

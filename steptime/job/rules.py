@@ -29,13 +29,14 @@ LAYOUT_RULES = [
     Rule(
         "tp against n_kv_heads",
         "parallelism.tp",
-        "must divide n_kv_heads {f.n_kv_heads} or be a multiple of it (got {f.tp}); lower tp",
+        "must divide n_kv_heads {f.n_kv_heads} or be a multiple of it (got {f.tp}); valid: {f.tp_choices}",
         lambda f: (f.n_kv_heads % f.tp == 0) | (f.tp % f.n_kv_heads == 0),
     ),
     Rule(
         "tp over n_kv_heads",
         "parallelism.tp",
-        "{f.software} does not replicate key-value heads, so tp must divide n_kv_heads {f.n_kv_heads} (got {f.tp}); lower tp",
+        "{f.software} does not replicate key-value heads, so tp must divide n_kv_heads {f.n_kv_heads} (got {f.tp}); "
+        "valid: {f.tp_choices}",
         lambda f: (f.n_kv_heads % f.tp == 0) | f.framework.replicates_kv,
     ),
     Rule(
@@ -66,7 +67,7 @@ LAYOUT_RULES = [
     Rule(
         "framework has cp_comm_type",
         "parallelism.cp_comm_type",
-        "{f.software} has no {f.cp_comm_type}; use {f.context_words}",
+        "{f.software} has no {f.cp_comm_type}; use {f.framework.context_words}",
         lambda f: (f.cp == 1) | (not f.framework.context) | (f.cp_comm_type in f.framework.context),
     ),
     # megatron/core/transformer/dot_product_attention.py, DotProductAttention.__init__: context_parallel_size == 1
@@ -161,16 +162,16 @@ LAYOUT_RULES = [
     ),
     Rule(
         "layers divide",
-        "model.n_layers",
-        "must be a multiple of pp*vpp = {f.chunks} (got {f.n_layers}); "
-        "or set parallelism.layers_per_stage to auto or to {f.chunks} counts",
+        "parallelism.pp",
+        "pp*vpp = {f.chunks} must divide n_layers {f.n_layers} (got pp {f.pp}, vpp {f.vpp}); valid pp*vpp: {f.chunk_choices}; "
+        "or set parallelism.layers_per_stage to auto",
         lambda f: (f.layers_per_stage is not None) | f.ends_count | (f.n_layers % f.chunks == 0) | (f.units < f.chunks),
     ),
     Rule(
         "layers and ends divide",
-        "model.n_layers",
-        "with embedding_and_loss_count_as_layers, n_layers + 2 must be a multiple of "
-        "pp*vpp = {f.chunks} (got {f.n_layers} + 2); or set parallelism.layers_per_stage to auto",
+        "parallelism.pp",
+        "pp*vpp = {f.chunks} must divide n_layers + 2 = {f.units} with embedding_and_loss_count_as_layers (got pp {f.pp}, "
+        "vpp {f.vpp}); valid pp*vpp: {f.chunk_choices}; or set parallelism.layers_per_stage to auto",
         lambda f: (
             (f.layers_per_stage is not None) | (not f.ends_count) | (f.units % f.chunks == 0) | (f.units < f.chunks)
         ),
@@ -222,13 +223,13 @@ LAYOUT_RULES = [
     Rule(
         "zero framework",
         "parallelism.zero_level",
-        "{f.software} has no level {f.zero_level}; use one of {f.zero_words}",
+        "{f.software} has no level {f.zero_level}; use one of {f.framework.zero_words}",
         lambda f: (f.fsdp is not None) | (f.zero_level in f.framework.zero_levels),
     ),
     Rule(
         "zero with pipeline",
         "parallelism.zero_level",
-        "{f.software} supports only levels {f.pipeline_zero_words} with pp > 1 "
+        "{f.software} supports only levels {f.framework.pipeline_zero_words} with pp > 1 "
         "(got {f.zero_level} with pp {f.pp}); use zero_level 1 or pp 1",
         lambda f: (
             (f.pp == 1) | (f.zero_level in f.framework.pipelines_zero) | (f.zero_level not in f.framework.zero_levels)

@@ -45,6 +45,16 @@ def put_backend(found: Figures, config: dict[str, Any]) -> None:
             put_compiled(found, performance, honored=latent or experts)
     if (listed := found.get("@backend_graphs")) is not None:
         put_graphs(found, performance, listed)
+    put_library(found, performance.get("moe") or {})
+
+
+def put_library(found: Figures, moe: dict[str, Any]) -> None:
+    """HybridEP where it is said, else DeepEP with its multiprocessors."""
+    hybrid = found.keys.get("model.backend.dispatcher") == "hybridep" and moe.get("dispatcher") == "flex"
+    moe |= {"flex_backend": "hybridep"} if hybrid else {}
+    if hybrid or moe.get("dispatcher") != "flex":
+        moe.pop("deepep_sms", None)
+        found.keys.without_effect("model.backend.dispatcher_num_sms", "only DeepEP is limited by them")
 
 
 def kind_of_model(section: Any) -> tuple[bool, bool]:

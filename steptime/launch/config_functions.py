@@ -17,7 +17,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
+from steptime.launch.call_arguments import bound, default_nodes, unpacked
 from steptime.launch.config_values import (
+    CLASS,
     MOST_ITEMS,
     Computed,
     attribute,
@@ -33,8 +35,6 @@ from steptime.launch.config_values import (
     whole_call,
 )
 
-CLASS = "_class_"
-"""The key under which a config object names its class; `_args_` holds its positional arguments."""
 CALLED = "_called_"
 """The key under which a config lists the calls that it is given to and that are not followed."""
 _DEPTH = 20
@@ -124,15 +124,8 @@ class _FunctionReader:
         """What a function returns; an argument that is not given and has no default is `Computed`."""
         if depth > _DEPTH:
             raise ConfigError(f"{self.path}:{function.lineno}: {function.name} is recursive")
-        takes = function.args
-        places = [item.arg for item in [*takes.posonlyargs, *takes.args]]
-        names: Tree = {item.arg: Computed(function.lineno, item.arg) for item in [*takes.args, *takes.kwonlyargs]}
-        defaults = [
-            *zip(places[len(places) - len(takes.defaults) :], takes.defaults, strict=True),
-            *((item.arg, node) for item, node in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if node),
-        ]
-        names |= {name: self.value(node, {}, depth + 1) for name, node in defaults}
-        names |= dict(zip(places, args, strict=False)) | dict(keywords or {})
+        defaults = {name: self.value(node, {}, depth + 1) for name, node in default_nodes(function)}
+        names = bound(function, defaults, args, keywords or {})
         return self.block(function.body, names, depth)[1]
 
     def block(self, body: Sequence[ast.stmt], names: Tree, depth: int) -> tuple[bool, Any]:
@@ -249,10 +242,9 @@ class _FunctionReader:
     def worked_out(self, node: ast.expr, names: Tree, depth: int) -> Any:
         """Arithmetic, comparisons, `and` and `or`, a conditional or a subscript of known values."""
         if isinstance(node, ast.Dict):
-            if any(key is None for key in node.keys):
-                return computed(node)
-            keys = [self.value(key, names, depth) for key in node.keys if key is not None]
-            return dict(zip(map(str, keys), (self.value(item, names, depth) for item in node.values), strict=True))
+            keys = [None if key is None else str(self.value(key, names, depth)) for key in node.keys]
+            found = unpacked([*zip(keys, (self.value(item, names, depth) for item in node.values), strict=True)])
+            return computed(node) if found is None else found
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, names, depth)
             chosen = node.body if test else node.orelse
@@ -274,9 +266,9 @@ class _FunctionReader:
         if not called and self.bases:  # a method of another call's result
             given = [item for inner in ast.walk(node) if isinstance(inner, ast.Call) for item in inner.args]
             return {CLASS: computed(node).code, "_args_": [self.value(item, names, depth) for item in given]}
-        if not called or any(keyword.arg is None for keyword in node.keywords):
+        keywords = unpacked([(item.arg, self.value(item.value, names, depth)) for item in node.keywords])
+        if not called or keywords is None:
             return computed(node)
-        keywords = {str(item.arg): self.value(item.value, names, depth) for item in node.keywords}
         args = [self.value(item, names, depth) for item in node.args]
         said = {"_args_": args} if args else {}
         if (found := self.find(called)) is not None:

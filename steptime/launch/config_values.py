@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 
+CLASS = "_class_"
+"""The key under which a config object names its class; `_args_` holds its positional arguments."""
+
 
 class Computed(NamedTuple):
     """A value that is known only by running the code."""

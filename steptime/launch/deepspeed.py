@@ -185,6 +185,8 @@ def _check_told(keys: JobKeys, devices: int | None, script: str) -> None:
     if unsaid("data.seqlen"):
         keys.problem("a ds_config.json has no sequence length; add --set data.seqlen=N")
     by_trainer = [key for key in (_BATCH, _MICRO, _STEPS) if keys.get(key) == "auto"]
+    if by_trainer == [_BATCH] and keys.get(_MICRO) is not None and keys.get(_STEPS) is not None:
+        by_trainer = []  # it follows from the two others and the ranks (_set_batch_related_parameters)
     for key in (_BATCH, _MICRO) if by_trainer else ():
         if keys.get(key) in (None, "auto") and unsaid(_TOLD[key]):
             keys.problem(f'{", ".join(by_trainer)}: "auto" is filled in by the trainer; add --set {_TOLD[key]}=N')

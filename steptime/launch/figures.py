@@ -61,6 +61,11 @@ class Figures:
         per_node = self.whole("@per_node")
         return (self.whole("@nodes") or 1) * per_node if per_node else None
 
+    def sharers(self) -> int | None:
+        """Devices that share the batch, where the file states the part of one."""
+        batch, part = self.whole("@batch"), self.whole("@device_batch")
+        return batch // part if batch and part and batch % part == 0 else None
+
     def pure(self) -> bool:
         """Whether weights, gradients and states are bf16: a switch, or a trainer's only way, or word (its table's `pure`)."""
         word = self.keys.table.raw.get("pure")

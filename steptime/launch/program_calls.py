@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping
+from steptime.launch.beside import Beside
 from steptime.launch.config_values import syntax_of
 from steptime.launch.keys import GivenKey
 
@@ -31,6 +32,8 @@ _OF_TRAINER = {
             "gradient_checkpointing",
             "per_device_train_batch_size",
             "gradient_accumulation_steps",
+            "deepspeed",
+            "fsdp",
         )
     },
     "optim": "optim",
@@ -66,7 +69,54 @@ def passed_in(code: str) -> dict[str, Any]:
             if (key := names.get(keyword.arg or "")) is not None:
                 value = _value(keyword.value)
                 found[key] = value if found.get(key, value) == value else None
-    return _checkpointing(tree) | found
+    return _checkpointing(tree) | _model(tree) | found
+
+
+def _model(tree: ast.Module) -> dict[str, Any]:
+    r"""The repository of the one model that a program loads: a literal, a constant of the module, or one of its arguments.
+
+    >>> _model(ast.parse("NAME = 'a/b'\nm = AutoModelForCausalLM.from_pretrained(NAME, dtype='auto')"))
+    {'model_name_or_path': 'a/b'}
+    """
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    loads = [
+        node.args[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.args
+        and re.search(r"ForCausalLM\.from_pretrained$", ast.unparse(node.func))
+    ]
+    names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else _value(arg) for arg in loads]
+    return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
+
+
+_PREFERENCES = re.compile(r"(?:DPO|CPO|ORPO|KTO|BCO|GRPO|PPO|RLOO|XPO|OnlineDPO|NashMD|GKD|Reward|PRM)\w*Trainer")
+"""Trainers of trl (trl/trainer) that train on preferences or rewards, or beside a reference model."""
+
+
+def on_preferences(code: str) -> bool:
+    """Whether the trainers that a program constructs are all of preferences or rewards.
+
+    >>> on_preferences("t = trl.DPOTrainer(model)"), on_preferences("t = DPOTrainer(m) if dpo else SFTTrainer(m)")
+    (True, False)
+    """
+    calls = [node.func for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Call)]
+    names = [name for call in calls if (name := getattr(call, "attr", getattr(call, "id", ""))).endswith("Trainer")]
+    return bool(names) and all(_PREFERENCES.fullmatch(name) for name in names)
+
+
+def starts_trainer(text: str, beside: Beside | None) -> bool:
+    """Whether a script runs a program in its folder that trains with Hugging Face's Trainer."""
+    runs = r"^[^#\n]*\b(?:deepspeed|torchrun|accelerate launch|python3?)\s[^#\n]*?([\w./-]+\.py)\b"
+    named = re.findall(runs, text, re.MULTILINE)
+    texts = (beside.text(name) or "" for name in named) if beside is not None else ()
+    return any(re.search(r"\b(?:TrainingArguments|SFTConfig)\(", code) for code in texts)
 
 
 def _checkpointing(tree: ast.Module) -> dict[str, Any]:
@@ -165,3 +215,34 @@ def quantizes(code: str) -> bool:
     """
     asked = re.search(r"\bif\b[^\n]*(?:4_?bit|8_?bit|qlora|quant|bits)|--\w*(?:qlora|bit|quant)", code, re.IGNORECASE)
     return "BitsAndBytesConfig(" in code and not asked
+
+
+def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:
+    """What a program sets up by its code, and no key says: quantized weights, adapters, or weights that it does not train.
+
+    `given`, `own`: keys of its command and configs, and those that its code gives.
+    """
+    by = "set up by its code"
+    found = [f"quantized weights, {by}"] if quantizes(code) and not {"load_in_4bit", "load_in_8bit"} & given else []
+    if not sets_up_adapters(code):
+        return [*found, f"frozen weights, {by}"] if _freezes(code) else found
+    told = "use_peft" in own or any(key.startswith(("lora_", "use_peft", "peft_")) for key in given)
+    return found if told else [*found, f"adapters over frozen weights, {by}"]
+
+
+def _freezes(code: str) -> bool:
+    r"""Whether a program excludes weights from training, outside of any `if`.
+
+    >>> _freezes("for p in m.parameters():\n  p.requires_grad = False"), _freezes("if a.x: m.requires_grad_(False)")
+    (True, False)
+    """
+    tree = syntax_of(code)
+    inside = {part for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        off = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False
+        targets = node.targets if off and isinstance(node, ast.Assign) else []
+        named = [target.attr for target in targets if isinstance(target, ast.Attribute)]
+        called = isinstance(node, ast.Call) and ast.unparse(node).endswith(".requires_grad_(False)")
+        if node not in inside and ("requires_grad" in named or called):
+            return True
+    return False

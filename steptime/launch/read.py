@@ -22,6 +22,7 @@ from steptime.launch.job_yaml import command_in
 from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
+from steptime.launch.program_calls import starts_trainer
 from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB
@@ -58,8 +59,8 @@ _MARKS = {
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
         r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
-        r"^from megatron\.bridge\.recipes|^(?:import|from) nemo_run\b|^\s*nemo llm pretrain\b|\A(?=[\s\S]*^train:)"
-        r"(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
+        r"^from megatron\.bridge\.recipes|^(?:import|from) nemo(?:_run\b|\.collections import llm$)|^\s*nemo llm pretrain\b|"
+        r"\A(?=[\s\S]*^train:)(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
         r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
         r"^encoder_seq_length:"
     ),
@@ -189,11 +190,8 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
         ConfigError: it has no marks of any kind.
     """
     kinds = _kinds(text) if not re.search(_MEGATRON, text, re.MULTILINE) else ["megatron"]
-    if (
-        set(kinds) <= {"transformers", "deepspeed"}
-        and beside is not None
-        and re.search(r"\b(?:accelerate|torchrun|deepspeed)\b", text)
-    ):
+    launched = re.search(r"\b(?:accelerate|torchrun|deepspeed)\b", text)
+    if set(kinds) <= {"transformers", "deepspeed"} and beside is not None and launched:
         named = (beside.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
         kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
     telling = [
@@ -204,7 +202,7 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and _is_shell(path, text):
-        return "megatron"  # whose reader reports what the script launches
+        return "transformers" if starts_trainer(text, beside) else "megatron"  # which reports what it launches
     if not telling:
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]

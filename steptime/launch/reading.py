@@ -220,4 +220,5 @@ def _said(config: Mapping[str, Any], path: str) -> bool:
     found = config.get(section, {})
     if "." in key and isinstance(found, Mapping):
         return _said(found, key)
-    return key in found if isinstance(found, Mapping) else True
+    whole = section == "model" and isinstance(found, Mapping) and bool({"preset", "hf"} & found.keys())
+    return whole or (key in found if isinstance(found, Mapping) else True)

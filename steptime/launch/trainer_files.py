@@ -26,7 +26,7 @@ from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
-from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
+from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, on_preferences, passed_on
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.script_devices import devices_of
 from steptime.launch.shell.processes import flags_of, taken_apart
@@ -162,7 +162,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     found = _in_files(path, text, table, env, beside)
     # recipes/zephyr-7b-beta/dpo/config_full.yaml
     folder = Path(path).parent.name if "model_name_or_path" in found.keys else ""
-    if of_preferences(found.program or folder):
+    if of_preferences(found.program or folder) or on_preferences(found.code):
         what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
         raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
     said = found.keys

@@ -1,12 +1,12 @@
 """Trainers whose files are translated by a table of keys only: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures from which the plan is derived:
-@model, @model_type and @overrides (of a model built from its type), @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage
-(in a pipeline), @layers_per_chunk, @chunks_rounded, @steps (of gradient accumulation), @batch (all sequences of a step),
-@tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash,
-@replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*,
-@sync_each_batch, @adapter and @adapter_*, @base_bits (frozen), @optimizer, @liger, @compile, @compile_*, @dynamo, @backend_*.
+@model, @model_type and @overrides (of its type), @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage, @layers_per_chunk,
+@chunks_rounded, @steps (of gradient accumulation), @batch (all sequences of a step), @device_batch, @tokens_batch, @nodes,
+@devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in
+words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash, @replayed, @distributed (a
+word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*, @sync_each_batch, @adapter and
+@adapter_*, @base_bits (frozen), @optimizer, @liger, @compile, @compile_*, @dynamo, @backend_*.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
-from steptime.launch.program_calls import quantizes, sets_up_adapters
+from steptime.launch.program_calls import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.replaced_kernels import put_kernels, put_model_kernels
 from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
@@ -60,14 +60,7 @@ def read_trainer(
     keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
     if why := found.unclear.get("sharding"):
         keys.left_open["parallelism.zero_level"] = why
-    if quantizes(found.code) and not {"load_in_4bit", "load_in_8bit"} & {item.key for item in given}:
-        keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", "quantized weights, set up by its code"))
-    if (
-        sets_up_adapters(found.code)
-        and "use_peft" not in own
-        and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given)
-    ):
-        why = "adapters over frozen weights, set up by its code"
+    for why in set_up_in(found.code, {item.key for item in given}, set(own)):
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, beside).reading()
 
@@ -264,7 +257,7 @@ class _Plan(Figures):
         nodes, per_node = self.whole("@nodes") or 1, self.whole("@per_node")
         if per_node is None and self.get("@nodes") is not None and keys.table.raw.get("whole_nodes"):
             per_node = on_node(keys.sets)
-        devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None)
+        devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None) or self.sharers()
         axes = {name: size_of(self.get(name), 0) for name in _AXES if self.get(name) is not None}
         product = prod(axes.values()) if axes and min(axes.values()) > 0 else None
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)

@@ -60,18 +60,27 @@ OLD_GRADIENTS = (
 )
 
 
-def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:
-    """Every buffer of one stage with these states; empty ones are left out."""
+def common_buffers(assembly: Assembly) -> list[HeldBuffer]:
+    """The buffers that every stage has alike, the first of each."""
+    return [
+        *workspaces(assembly.job),
+        *held("Megatron's grow-only buffer", comm_buffer_bytes(assembly), POOL, stays=True),
+    ]
+
+
+def stage_buffers(
+    assembly: Assembly, stage: int, states: States, common: list[HeldBuffer] | None = None
+) -> list[HeldBuffer]:
+    """Every buffer of one stage with these states; empty ones are left out. `common`: the `common_buffers`, where known."""
     job, chunks = assembly.job, assembly.stages[stage]
     deferred, before = deferred_wgrad_bytes(assembly, chunks), earlier_logits_bytes(assembly, chunks)
-    rests = block_rest_bytes(assembly, chunks, states.buckets)
     return [
-        *workspaces(job),
+        *(common_buffers(assembly) if common is None else common),
         *grow_only(assembly, stage),
         *of_pipeline(assembly, chunks),
         *held("operands of the head's deferred gradients", deferred, DEFERRED),
         *held("logits of the previous micro-batch", before, OUTPUT_BUFFERS),
-        *held("unsplit remainders of blocks", rests, BLOCKS, stays=True),
+        *held("unsplit remainders of blocks", block_rest_bytes(assembly, chunks, states.buckets), BLOCKS, stays=True),
         *batches(assembly, chunks),
         *gradient_copies(job, states),
     ]
@@ -93,8 +102,8 @@ def at_peak(buffers: list[HeldBuffer]) -> Num:
 
 def step_change(buffers: list[HeldBuffer]) -> Num:
     """Bytes that the optimizer step adds to the peak of a micro-batch; negative where it holds less."""
-    own = sum([one.bytes for one in buffers if one.stays and not one.at_peak])
-    return own - sum([one.bytes for one in buffers if one.at_peak and not one.stays])
+    own = sum([one.bytes for one in buffers if not one.at_peak])  # all of which stay
+    return own - sum([one.bytes for one in buffers if not one.stays])
 
 
 def workspaces(job: Job) -> list[HeldBuffer]:
@@ -103,10 +112,9 @@ def workspaces(job: Job) -> list[HeldBuffer]:
     if chip == 0.0:
         return []
     streams = said.grouped_workspaces if job.model.moe is not None and job.software.moe.grouped_gemm else 0
-    count, ours = said.cublas_handles, cublas_workspace_bytes(said.cublas_workspace, chip)
-    one = te_workspace_bytes(chip)
+    ours, one = cublas_workspace_bytes(said.cublas_workspace, chip), te_workspace_bytes(chip)
     return [
-        *held(f"cuBLAS workspaces of torch, {count}", count * ours, TORCH, stays=True),
+        *held(f"cuBLAS workspaces of torch, {said.cublas_handles}", said.cublas_handles * ours, TORCH, stays=True),
         *held("TransformerEngine's cuBLAS workspace", said.te_workspaces * one, TE, stays=True),
         *held("workspaces of grouped GEMMs", streams * one, STREAMS, stays=True),
     ]
@@ -258,11 +266,9 @@ def block_rest(size: Num) -> Num:
 
 
 def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
-    """Buffers that are allocated once and kept, and what modules and pieces of layers refer to."""
-    pool, dummies = comm_buffer_bytes(assembly), dummy_wgrad_bytes(assembly, stage)
-    maps, graphs, pieces = stage_experts(assembly, stage)
+    """Gradients of a stage that are allocated once and kept, and what its modules and pieces of layers refer to."""
+    dummies, (maps, graphs, pieces) = dummy_wgrad_bytes(assembly, stage), stage_experts(assembly, stage)
     return [
-        *held("Megatron's grow-only buffer", pool, POOL, stays=True),
         *held("dummy weight gradients", dummies, DUMMIES, stays=True),
         *held("routing maps of token dispatchers", maps, MAPS, stays=True),
         *held("graphs referenced by token dispatchers", graphs, GRAPHS, stays=True, at_peak=False),

@@ -67,7 +67,7 @@ def chunk_split(parts: list[tuple[int, PartMemory, SplitMemory]]) -> SplitMemory
     kept: Num = sum([count * split.kept for count, _, split in parts])
     before: Num = 0.0
     after = kept
-    inputs, weights = NO_BYTES, 0.0 * kept
+    inputs, weights = NO_BYTES, before
     for count, part, split in parts:
         if count == 0:
             continue

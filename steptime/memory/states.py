@@ -12,8 +12,8 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams, Pieces
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Run, round_up, run_buckets
-from steptime.memory.moments import mean_moments, unevenness, update_temporaries
 from steptime.memory.on_host import follows_buckets, offload_buffers, on_host, staging_bytes
+from steptime.memory.optimizer_moments import mean_moments, unevenness, update_temporaries
 from steptime.model.lora import NF4, PROJECTIONS
 from steptime.software.performance import ITEMSIZE
 from steptime.software.precision import weight_bytes

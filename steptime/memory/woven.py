@@ -19,11 +19,10 @@ def woven_peak(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | fl
     forward, attention to router back (megatron/core/models/common/model_chunk_schedule_plan.py,
     TransformerLayerSchedulePlan.run).
     """
-    exchanges = [(i, op.step) for i, op in enumerate(ops) if op.step and not op.depth]
-    sent = [i for i, step in exchanges if step != "combine"]
-    returned = next((i for i, step in exchanges if step == "combine"), 0)
-    if not sent or not returned:
+    sent = [i for i, op in enumerate(ops) if op.step.startswith("dispatch") and not op.depth]
+    if not sent:
         return NO_BYTES
+    returned = next(i for i, op in enumerate(ops) if op.step == "combine")
     kept, sizes, segments, away = kept_by_part(ops, x, modules, autograd)
     forward = forward_steps(ops, sizes, kept, x.name, out)
     walk = BackwardWalk(ops, sizes, segments, kept, autograd, away)

@@ -57,11 +57,13 @@ def torch_latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tupl
     d_qk, _ = model.head_widths
     ops, operand = enter_tp("attn", Operand(x, x), hidden, shard, shard.software.recipe)
     whole = replace(shard, sp=False)
-    q_from, rank = operand, of.q_lora_rank or hidden
-    if of.q_lora_rank is not None:
-        made, q_from = latent(model, whole, operand, "q", rank, rank)
-        ops += made
-    made, q = up(model, whole, q_from, "q", rank, d_qk) if of.q_lora_rank else straight(model, whole, q_from, d_qk)
+    rank = of.q_lora_rank
+    if rank is None:
+        made, q = straight(model, whole, operand, d_qk)
+    else:
+        down, q_from = latent(model, whole, operand, "q", rank, rank)
+        made, q = up(model, whole, q_from, "q", rank, d_qk)
+        made = [*down, *made]
     ops += made
     made, kv_from = latent(model, whole, operand, "kv", kv_rank, kv_rank + rope)
     ops += made

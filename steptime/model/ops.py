@@ -295,8 +295,4 @@ class Comm(Op):
 
 def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, Num]:
     """Size of every tensor of a part by name, including its input [B]."""
-    sizes: dict[str, Num] = {x.name: 1.0 * x.bytes}
-    for op in ops:
-        for tensor in op.allocates:
-            sizes[tensor.name] = 1.0 * tensor.bytes
-    return sizes
+    return {tensor.name: 1.0 * tensor.bytes for tensor in [x, *(t for op in ops for t in op.allocates)]}

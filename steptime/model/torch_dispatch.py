@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from steptime.model import async_ep
+from steptime.model import async_ep, summed_product
 from steptime.model.dispatch import dense_scores, gathered_maps, own_buffers
 from steptime.model.ops import VECTORIZED, ByElement, Comm, Move, Op, Tensor
 from steptime.model.routing import FP32, INT64, Rows
@@ -31,7 +31,7 @@ ms, with the zeros 1.69; measured 1.85, where rows of padding are all added to o
 PLAIN: dict[str, Any] = {"forward_by_element": VECTORIZED, "backward_by_element": VECTORIZED}
 """Of a kernel with vector loads."""
 
-UNCOMPILED = frozenset({"torchtitan@0.1", "torchtitan@0.2"})
+UNCOMPILED = frozenset({"torchtitan@0.1", "torchtitan@0.2", "torchtitan@0.2.1"})
 """Software whose torch.compile leaves out how rows reach experts and come back: torchtitan before 2026-04-14 (pull request 2741).
 Its apply_compile skipped the experts with their dispatch since 2025-10-29 (pull request 1895); before, the graph broke there."""
 
@@ -199,6 +199,8 @@ def combine(rows: Rows, x: str, probs: str) -> Sublayer:
         ops.append(Move("moe.local_unpermute", (x,), (back,), ("moe.places",), (), (), copied, copied, 2.0, role="moe"))
         ops.append(_to_all("moe.combine", back.name, home, rows.received * h * size))
         x = home.name
+    if summed_product.applies(rows):
+        return [*ops, *summed_product.summed(rows, x)], "moe.out"
     made, weighed = weigh(rows, x, rows.sent * h)
     return [*ops, made, scatter(rows, weighed, rows.tokens, ("moe.tokens",))], "moe.out"
 

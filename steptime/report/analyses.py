@@ -123,7 +123,7 @@ def regret(summary: Summary) -> list[Table]:
         "sweep: one job of one source in ten or more layouts, including those that ran out of memory",
         "regret: measured time of the layout predicted fastest of those that fit (else tight), relative to the best measured",
         "target: median 2 %, worst 5 %, picks out of memory 1 %, tau 0.85",
-        "best: the best was picked; in 3: it is among the three predicted fastest; tied: its interval overlaps the pick's",
+        "best: the best was picked; in 3: it is among the three predicted fastest; tied: with the pick",
         "OOM: the pick ran out of memory; tau: Kendall's tau-b",
     )
     dearest = Table("worst picks", ["", "picked", "layouts", "ran", "regret", "tau"], worst)

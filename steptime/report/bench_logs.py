@@ -8,10 +8,10 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import read_each
 from steptime.base.words import counted
-from steptime.bench.logs import gpu_memory, scaling, startup
+from steptime.bench.logs import gpu_memory, scaling_runs, startup
 from steptime.bench.logs.gpu_memory import GpuMemoryLog
 from steptime.bench.logs.samples import MIB, MemoryUse
-from steptime.bench.logs.scaling import Point, ScalingSeries
+from steptime.bench.logs.scaling_runs import Point, ScalingSeries
 from steptime.bench.logs.startup import PHASES, NeverStarted, Startup, Unclear, by_world_size, quantiles
 from steptime.bench.timings import SCHEMA
 from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for, whole
@@ -224,13 +224,13 @@ def _memory_table(found: GpuMemoryLog) -> Table:
 
 
 def scaling_command(paths: Sequence[str], *, baseline: int | None = None) -> LogReport:
-    """The scaling table of several results.json, one per number of processes; `baseline` as in `scaling.series`.
+    """The scaling table of several results.json, one per number of processes; `baseline` as in `scaling_runs.series`.
 
     Raises:
         ConfigError: one line per file or key that is wrong, or per series that cannot be compared.
     """
-    runs = [run for each in read_each(paths, scaling.read_runs) for run in each]
-    found = scaling.series(runs, baseline)
+    runs = [run for each in read_each(paths, scaling_runs.read_runs) for run in each]
+    found = scaling_runs.series(runs, baseline)
     document = {
         "schema": SCHEMA,
         "scaling": [

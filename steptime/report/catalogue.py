@@ -94,7 +94,7 @@ def show(name: str) -> str:
 
     if name.partition("@")[0] in profile_names():
         profile = load_software(name)
-        head = profile.model_dump(include={"name", "family", "description"})
+        head = profile.model_dump(include={"name", "as_of", "family", "description"})
         return _profile_head(name) + _yaml(head | profile.settings() | {"sources": profile.sources}, inline=False)
     if name in accelerator_names():
         return accelerator_yaml(name)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from steptime.answer.result import Estimate
-from steptime.base.words import flow
+from steptime.base.words import counted, flow
+from steptime.job.stated import stated
 from steptime.report.breakdown import MEMORY_ROWS, RECEIVE_BUFFERS, memory_bytes, part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
@@ -45,7 +46,7 @@ def diff(
         some, names = estimates[start : start + AT_ONCE], labels[start : start + AT_ONCE]
         header = ["", *names, *(["change"] if pair else [])]
         shown += [
-            _settings(estimates[0], some, names, most, notes, pair=pair),
+            _settings(estimates[0], some, names, most, notes, pair=pair, every=whole),
             _answer(some, header, pair=pair),
             _parts(some, header, pair=pair),
             _memory(some, header, pair=pair),
@@ -93,9 +94,19 @@ def _told(found: Estimate) -> dict[str, Any]:
 
 
 def _settings(
-    first: Estimate, some: Sequence[Estimate], labels: Sequence[str], most: int, notes: Sequence[str], *, pair: bool
+    first: Estimate,
+    some: Sequence[Estimate],
+    labels: Sequence[str],
+    most: int,
+    notes: Sequence[str],
+    *,
+    pair: bool,
+    every: bool,
 ) -> Table:
-    """A row for each setting in which any plan differs from the first; of more than two by name."""
+    """A row for each setting in which any plan differs from the first; of more than two by name.
+
+    Those that no plan states, which are defaults of model or software, are only named; with `every` they are rows, too.
+    """
     base = _told(first)
     rows: dict[str, list[str]] = {}
     for at, one in enumerate(some):
@@ -103,8 +114,12 @@ def _settings(
             if not found.path.endswith(".source") and found.path != "notes":
                 row = rows.setdefault(found.path, [setting(found.a, most)] * len(some))
                 row[at] = setting(found.b, most)
-    lines = [[path, *rows[path]] for path in (rows if pair else sorted(rows))]
-    title = "settings that differ" if lines else "no setting differs"
+    follow = [] if every else [path for path in rows if all(stated(e.job, path) is None for e in (first, *some))]
+    lines = [[path, *rows[path]] for path in (rows if pair else sorted(rows)) if path not in follow]
+    if follow:
+        names = ", ".join(path.rpartition(".")[2] for path in follow)
+        notes = [*notes, f"{counted(len(follow), 'default')} that follow from these, in full with --json: {names}"]
+    title = "settings that differ" if lines else "no stated setting differs" if follow else "no setting differs"
     return Table(title, ["", *labels] if lines else [], lines, notes)
 
 

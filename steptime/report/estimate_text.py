@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from steptime.answer.assumptions import foremost
+from steptime.answer.notes import other_meaning
 from steptime.answer.result import Estimate
 from steptime.report import breakdown, details, headline, switch_tables
 from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, unstyled, wrapped
@@ -11,25 +12,31 @@ from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, un
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, assumed: bool = False) -> str:
     """The whole report; `brief` is only its answer, `assumed` lists every assumption."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
-    lines += [line for note in _of_devices(estimate) for line in wrapped(unstyled(note), WIDTH, "  ")]
+    lines += [line for note in _above(estimate) for line in wrapped(unstyled(note), WIDTH, "  ")]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]
     out.append(_assumptions(estimate, style, brief=brief, every=assumed))
     return "\n\n".join("\n".join(block) for block in out if block) + "\n"
 
 
+def _above(estimate: Estimate) -> list[str]:
+    """Notes below the first lines, not repeated among the first assumptions: a word that means something else, devices."""
+    return [*other_meaning(estimate.job), *_of_devices(estimate)]
+
+
 def _of_devices(estimate: Estimate) -> list[str]:
-    """Notes on the number of devices, which are below the first line and not repeated among the first assumptions."""
+    """Notes on the number of devices, and on a model in place of a launch file's."""
     if not estimate.job.notes:
         return []
     from steptime.launch.devices import NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, is_spread
+    from steptime.launch.replaced_model import MODEL_SET
 
     job = estimate.job
     devices, on_node = job.parallelism.devices, job.machine.devices_per_node
     return [
         note
         for note in job.notes
-        if note.startswith((NOT_STATED, NOT_THE_FILES, OF_EXAMPLE)) or is_spread(note, devices, on_node)
+        if note.startswith((MODEL_SET, NOT_STATED, NOT_THE_FILES, OF_EXAMPLE)) or is_spread(note, devices, on_node)
     ]
 
 
@@ -57,7 +64,7 @@ def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) 
     if brief:
         lines = wrapped(f"assumed  {foremost(estimate.job)[0]}; {len(texts) - 1} more: --assumed", WIDTH, "         ")
         return [style.fold(unstyled(line)) for line in lines]
-    above = _of_devices(estimate)
+    above = _above(estimate)
     shown = [text for text in (*estimate.host_bound, *foremost(estimate.job)) if text not in above]
     left = len(texts) - len(shown) - len([text for text in texts if text in above])
     return assumptions([*shown, f"{left} more: --assumed"] if left else shown, style)

@@ -14,6 +14,7 @@ from steptime.base.words import counted
 from steptime.cost import compute
 from steptime.cost.rates import Rates, peak_dtype
 from steptime.model.ops import Gemm
+from steptime.report import explain_interval
 from steptime.report.breakdown import part_name
 from steptime.report.details import pipeline
 from steptime.report.explain_layers import experts
@@ -286,6 +287,8 @@ _TOTALS: dict[str, Callable[[Estimate], FactList]] = {
     "mfu": _mfu,
     "tokens": _tokens,
     "memory": worst_stage,
+    "interval": explain_interval.step,
+    "memory_interval": explain_interval.memory,
     "bubble": _bubble,
     "experts": experts,
     "run": whole_run,

@@ -9,11 +9,11 @@ from steptime import fsdp
 from steptime.answer.result import Estimate
 from steptime.base.rows import StageMemory
 from steptime.base.words import counted
+from steptime.fsdp.collective_ranks import backward_group
 from steptime.fsdp.plus_plus import secondary_bytes
-from steptime.fsdp.ranks import backward_group
 from steptime.fsdp.sharded_states import stored_saving
 from steptime.job.job import Job
-from steptime.memory.blocks import further_ends
+from steptime.memory.allocator_blocks import further_ends
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.overhead import EXPANDABLE_FRAGMENTATION, FRAGMENTATION, communicating_groups

@@ -76,7 +76,7 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
     ]
     facts = [
         Fact(word, [_room(estimate)], tone),
-        Fact("STEP", ["   ".join(step), *_interval(estimate, brief=brief)]),
+        Fact("STEP", ["   ".join(step), *interval(estimate, brief=brief)]),
         Fact("MFU", mfu[:1] if brief else mfu),
     ]
     rest = (
@@ -134,8 +134,8 @@ def _span(estimate: Estimate, days: float) -> str:
     return f" (80 % interval {number(low)} to {number(high)})"
 
 
-def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
-    """The range of the measured step in 80 of 100 cases, and the measured runs behind it."""
+def interval(estimate: Estimate, *, brief: bool = False, runs: bool = True) -> list[str]:
+    """The range of the measured step in 80 of 100 cases, why it is extrapolated, and the nearest measured `runs`."""
     time = estimate.time
     basis = time.basis
     near = f" ({basis.n} measured {'cell' if basis.n == 1 else 'cells'})" if basis.evidence == "measured nearby" else ""
@@ -144,7 +144,7 @@ def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
     if brief:
         return [span]
     lines = [span, *(f"extrapolated: {text}" for text in basis.extrapolation)]
-    for run in basis.nearest:
+    for run in basis.nearest if runs else ():
         differs = f"; differs: {', '.join(run['differs'])}" if run.get("differs") else "; the same plan"
         lines.append(f"nearest {run['id']}: measured / predicted {run['measured_over_predicted']:.3f}{differs}")
     return lines

@@ -10,7 +10,7 @@ from steptime import fsdp
 from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, layer_counts
 from steptime.cost import comm, compute, overlap
-from steptime.cost.parts import part_time
+from steptime.cost.part_seconds import part_time
 from steptime.job.parts import Part
 from steptime.memory import overhead
 from steptime.model.ops import Attention, Comm, Gemm, Op

@@ -22,13 +22,15 @@ from steptime.timing.timeline import Timeline
 def snapshot(estimate: Estimate) -> dict[str, Any]:
     """The snapshot at the end of a step, and every allocation and free of the step by stage [B, us]."""
     timeline = Timeline(estimate.timing)
-    stages = [_Stage(estimate, timeline, holds) for holds in stage_holds(estimate.assembly, estimate.timing.states)]
+    stages = [
+        _SnapshotStage(estimate, timeline, holds) for holds in stage_holds(estimate.assembly, estimate.timing.states)
+    ]
     for stage in stages:
         stage.step()
     return {"segments": [stage.segment() for stage in stages], "device_traces": [stage.events for stage in stages]}
 
 
-class _Stage:
+class _SnapshotStage:
     """The blocks of one stage and their events."""
 
     def __init__(self, estimate: Estimate, timeline: Timeline, holds: StageHolds) -> None:

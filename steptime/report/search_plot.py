@@ -5,7 +5,7 @@ from __future__ import annotations
 from steptime.report.format import GIB
 from steptime.report.palette import OTHER, TIME
 from steptime.report.plot_style import picture, plain_numbers
-from steptime.report.search_tables import title
+from steptime.report.search_answer import title
 from steptime.search.front import REACH
 from steptime.search.search import Search
 

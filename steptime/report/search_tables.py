@@ -8,20 +8,19 @@ from typing import Any
 
 from steptime.answer.result import estimate
 from steptime.answer.switches import LEAST, savings
-from steptime.answer.whole_run import price
 from steptime.base.rows import Saving
 from steptime.base.words import counted
-from steptime.job.sections import Run
 from steptime.report import switch_tables
-from steptime.report.format import GIB, percent, seconds
+from steptime.report.format import GIB
 from steptime.report.html import html
-from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, selection, shape, varied
+from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, selection, shape
+from steptime.report.search_answer import answer, title
 from steptime.report.table import WIDTH, Fact, FactList, ReportSection, Table
 from steptime.search.changes import words
 from steptime.search.run import search
 from steptime.search.search import Layout, Search
 from steptime.search.space import EXCESS
-from steptime.search.standing import COMPARED, Standing, standing
+from steptime.search.standing import standing
 
 __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sections"]
 
@@ -62,68 +61,6 @@ def _front_table(found: Search) -> Table:
     return table._replace(notes=[*table.notes, note]) if note else table
 
 
-def answer(found: Search, best: Layout) -> FactList:
-    """The winner next to the given plan, the layouts tied with it, and what was searched."""
-    by = found.asked.objective
-    where = ", ".join(f"{name} {value}" for name, value in varied(found, best.job).items())
-    name = "best so far" if found.interrupted else "best"
-    facts = [Fact(name, [*([where] if where else []), figures(best, by), shape(best)], "good")]
-    paid = price(best.job, best.job.run or Run.model_validate({})) if by == "cost" else None
-    if paid is not None and paid[0]:
-        facts.append(Fact("price", [f"{paid[0]:g} per device-hour ({paid[1]})"]))
-    if found.given is not None:
-        facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0), by), shape(Layout({}, found.given, 0.0))]))
-        facts.append(
-            Fact("difference", [difference(found, best), *filter(None, [STANDINGS[standing(found) or "best"]])])
-        )
-    facts.append(Fact("change", lines(best.changes, 54) or ["none: the plan is the best"]))
-    count, least = found.tied
-    if count:
-        span = f"{seconds(best.estimate.time.step_s_p10)} to {seconds(best.estimate.time.step_s_p90)}"
-        facts.append(Fact("tied", [f"{counted(count, 'other layout')}: their 80 % intervals overlap its {span}"]))
-        if least is not None and least.held_bytes < best.held_bytes:
-            facts.append(Fact("tied, least GiB", [figures(least, by), *lines(least.changes, 54)]))
-    counts = found.counts
-    looked = f"{counted(counts.points, 'layout')}: {counts.evaluated:,} can run, {counts.fitting:,} fit"
-    looked += f"; {found.seconds:.2f} s" + (", interrupted" if found.interrupted else "")
-    facts.append(Fact("searched", [looked]))
-    return FactList(title(found), facts)
-
-
-STANDINGS: dict[Standing, str] = {
-    "best": "",
-    "within the error": f"the plan is as good: two layouts are compared with a median error of {100.0 * COMPARED:.0f} %",
-    "intervals overlap": "the plan is among the tied: its 80 % interval overlaps that of the best",
-    "slower": "",
-    "does not fit": "",
-}
-"""How the plan stands beside the best layout, where the figures alone do not say it."""
-
-
-def title(found: Search) -> str:
-    """What was searched, in one line."""
-    job, asked = found.plan, found.asked
-    devices = ", ".join(f"{n:,}" for n in asked.devices[:-1]) + ", " * (len(asked.devices) > 1)
-    devices += counted(asked.devices[-1], "device")
-    machines = ", ".join(asked.over.get("hardware.node_type", ()) or [job.machine.name])
-    batch = ", ".join(f"{n:,}" for n in asked.gbs)
-    by = "" if asked.objective == "step" and len(asked.gbs) == 1 else f"; by {found.unit}"
-    return f"{job.model.name or 'unnamed model'} on {devices} of {machines}, gbs {batch} x {job.data.seqlen:,}{by}"
-
-
-def difference(found: Search, best: Layout) -> str:
-    """The gain of the best layout over the plan."""
-    given = found.given
-    assert given is not None
-    mine, theirs = best.estimate, given
-    if best.job.data.gbs == given.job.data.gbs and mine.devices == theirs.devices:
-        saved = theirs.step_s - mine.step_s
-        share = percent(mine.step_s / theirs.step_s - 1.0, signed=True)
-        return f"{seconds(abs(saved))} {'less' if saved >= 0 else 'more'} per step ({share})" if saved else "none"
-    each = mine.throughput.tokens_per_s_per_device / theirs.throughput.tokens_per_s_per_device
-    return f"{percent(each - 1.0, signed=True)} tokens/s/device; the plan has {counted(theirs.devices, 'device')}"
-
-
 def settings(found: Search, best: Layout) -> list[Table]:
     """Settings that are no axes of this search and would shorten the step of its best layout; no table without any."""
     title = f"besides the layout, settings that shorten the best step by {100.0 * LEAST:.0f} % or more"
@@ -143,7 +80,24 @@ def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Tab
         rows.append(row_of(found, str(at + 1), layout))
         rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan unchanged"]]
     note = f"append --set ... to: {found.asked.command}" + ("" if found.asked.said else " (the plan states no layout)")
-    return keyed(Table(heading, head(found), rows, [note]))
+    return keyed(Table(heading, head(found), rows, [*extrapolated(layouts), note]))
+
+
+def extrapolated(layouts: Sequence[Layout]) -> list[str]:
+    """Which rows of a table lie outside of what was measured, in a note for each set of reasons."""
+    bases = [layout.estimate.time.basis for layout in layouts]
+    reasons: dict[str, list[str]] = {}
+    for at, basis in enumerate(bases):
+        if basis.evidence == "extrapolated":
+            reasons.setdefault("; ".join(basis.extrapolation), []).append(str(at + 1))
+    return [f"extrapolated, {_rows(rows, len(layouts))}: {why}" for why, rows in reasons.items()]
+
+
+def _rows(numbers: Sequence[str], of: int) -> str:
+    """Numbers of rows in words."""
+    if len(numbers) == of:
+        return "all rows" if of > 1 else "the row"
+    return f"row{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
 def choices(found: Search, *, wide: bool = False) -> Table:
@@ -264,6 +218,8 @@ def row(layout: Layout) -> dict[str, Any]:
         "step_s": e.step_s,
         "step_s_p10": e.time.step_s_p10,
         "step_s_p90": e.time.step_s_p90,
+        "evidence": e.time.basis.evidence,
+        "extrapolation": e.time.basis.extrapolation,
         "mfu": e.throughput.mfu,
         "tokens_per_s": e.throughput.tokens_per_s,
         "verdict": e.memory.verdict,

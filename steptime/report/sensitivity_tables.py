@@ -10,7 +10,7 @@ from steptime.report.headline import VERDICTS, layout_words
 from steptime.report.palette import TIME
 from steptime.report.plot_style import EDGE, picture
 from steptime.report.table import Fact, FactList, ReportSection, Table
-from steptime.search.sensitivity import Hiding, Sensitivity
+from steptime.search.sensitivity import FASTEST, Hiding, Sensitivity
 
 
 def sections(found: Sensitivity) -> list[ReportSection]:
@@ -27,9 +27,15 @@ def sections(found: Sensitivity) -> list[ReportSection]:
     ]
     if found.hiding:
         hidden = [_hiding(row) for row in found.hiding]
-        note = "hidden: at most 1 % of the step is exposed; rates per device and direction"
+        told = ["hidden: at most 1 % of the step is exposed; rates per device and direction"]
+        if any(row.every_times for row in found.hiding):
+            told.append(
+                f"all networks: faster together; the one named hides it at no rate up to {FASTEST:g} x by itself"
+            )
+        if any(row.left_s for row in found.hiding):
+            told.append(f"never: what is left with {FASTEST:g} x the bandwidth of all networks is latency")
         header = ["", "exposed", "network", "now", "hidden at"]
-        shown.append(Table("bandwidth that would hide communication", header, hidden, [note], left=1))
+        shown.append(Table("bandwidth that would hide communication", header, hidden, told, left=1))
     settings = switch_tables.table(found.savings)
     return [*shown, settings] if settings else shown
 
@@ -54,7 +60,12 @@ def _change(share: float) -> str:
 
 def _hiding(row: Hiding) -> list[str]:
     now = row.now_bytes_per_s
-    at = "no bandwidth" if row.times is None else f"{row.times * now / 1e9:,.0f} GB/s ({row.times:.1f} x)"
+    if row.times is None and row.every_times is None:
+        at = f"never: {seconds(row.left_s)} left"
+    elif row.times is None:
+        at = f"all networks {row.every_times:.1f} x"
+    else:
+        at = f"{row.times * now / 1e9:,.0f} GB/s ({row.times:.1f} x)"
     return [part_name(row.name), seconds(row.exposed_s), row.tier, f"{now / 1e9:,.0f} GB/s", at]
 
 

@@ -72,7 +72,7 @@ def events(estimate: Estimate) -> Iterator[str]:
     for number, each in enumerate(timeline.sent()):
         sent[each.stage].append((number, each))
     for holds in stage_holds(estimate.assembly, estimate.timing.states):
-        stage = _Stage(estimate, timeline, holds)
+        stage = _TraceStage(estimate, timeline, holds)
         yield from stage.events()
         for number, each in sent[holds.stage]:
             yield from stage.send(number, each)
@@ -88,7 +88,7 @@ def _us(ns: int) -> str:
     return f"{ns / 1000:.3f}"
 
 
-class _Stage:
+class _TraceStage:
     """The events of one stage."""
 
     def __init__(self, estimate: Estimate, timeline: Timeline, holds: StageHolds) -> None:

@@ -185,12 +185,14 @@ def stage_peak(
         counts = whole if late is None else whole + held
         if counts not in known:  # a third of them is distinct
             known[counts] = sum(map(mul, whole, early)) + (sum(map(mul, held, late)) if late is not None else 0.0)
-        saved, (kind, _, chunk) = known[counts], action
-        total = saved + extra[kind][chunk]
+        saved = known[counts]
+        total = saved + extra[action.kind][action.chunk]
         more = total > most
+        if more is False:
+            continue
         if more is True:
             most, most_saved, worst = total, saved, action
-        elif more is not False and is_column(more):
+        elif is_column(more):
             most, most_saved = where(more, total, most), where(more, saved, most_saved)
     return StagePeak(most, most_saved, worst)
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from steptime.base.records import record
 from steptime.schedule.actions import Action
+from steptime.schedule.chunk_seconds import SecondsPerChunk, boundaries, by_kind
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.sharded import AroundActions, added_s, sharded_run
-from steptime.schedule.tables import SecondsPerChunk, boundaries, by_kind
 
 
 class ActionSpan(NamedTuple):

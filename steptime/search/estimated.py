@@ -16,8 +16,8 @@ from steptime.schedule.orders import described
 from steptime.search.grid import with_split
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
+from steptime.search.pipeline_rows import legal_rows, rows_of
 from steptime.search.recompute import WORD, RecomputeChoice, of_plan
-from steptime.search.rows import legal_rows, rows_of
 from steptime.search.space import Axes, Grid, Shape
 from steptime.software.performance import EAGER_TORCH
 from steptime.timing.step_time import step_time

@@ -13,9 +13,9 @@ from steptime.base.num import Num
 from steptime.job.job import Job
 from steptime.memory.stages import PeakMoment, moments_of_first
 from steptime.search.pipeline import ChunkFigures, Chunks, Stages, counts_of
+from steptime.search.pipeline_states import AroundPipeline
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.stage_peaks import HeldCounts, PeakColumns, peak
-from steptime.search.states import AroundPipeline
 
 
 def held_later(stages: Stages, kind: int, microbatches: int) -> int | None:

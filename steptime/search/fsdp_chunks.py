@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from steptime import fsdp
 from steptime.base.num import Num
 from steptime.cost.overlap import contention, hidden_s
-from steptime.cost.parts import Work
+from steptime.cost.part_seconds import Work
+from steptime.fsdp.collective_ranks import shard_group
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.pipeline_chunks import ABSENT, ShardedChunk, in_buffer
 from steptime.fsdp.pipeline_memory import Situation, StageHeld, fetches_ahead, situations
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, chunk_seconds
-from steptime.fsdp.ranks import shard_group
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.ledger import PartMemory
@@ -28,8 +28,8 @@ from steptime.search.fsdp_groups import ChunkGroups, Ends
 from steptime.search.layouts import Pipelines
 from steptime.search.part_columns import JoinedMemories
 from steptime.search.pipeline import Stages, contents, memory_rows, some
+from steptime.search.pipeline_rows import LayoutRows
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.rows import LayoutRows
 from steptime.search.stage_peaks import alike, largest
 from steptime.timing.step_time import layer_replays_s
 

@@ -16,8 +16,8 @@ from steptime.job.job import Job
 from steptime.memory.overhead import overhead
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
+from steptime.search.pipeline_rows import LayoutRows, legal_rows, rows_of
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.rows import LayoutRows, legal_rows, rows_of
 from steptime.search.space import Grid, Shape
 from steptime.timing.optimizer import optimizer_step
 from steptime.timing.part_times import chunk_times, part_times, pricing

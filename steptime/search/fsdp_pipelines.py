@@ -23,10 +23,10 @@ from steptime.search.fsdp_chunks import ColumnSeconds, FsdpChunks
 from steptime.search.fsdp_groups import ends, picked
 from steptime.search.layouts import Block, Pipelines
 from steptime.search.pipeline import Stages, counts_of
+from steptime.search.pipeline_rows import legal_rows, shardings_of
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.rows import legal_rows, shardings_of
-from steptime.search.seconds import send_share
 from steptime.search.space import SPLIT_SETTINGS, Shape
+from steptime.search.step_seconds import send_share
 from steptime.search.walk_columns import makespans
 from steptime.software.hidden_shares import Share
 from steptime.timing.step_time import straggler_s

@@ -20,15 +20,15 @@ from steptime.job.mesh import Group
 from steptime.memory.buffers import TOKEN, at_peak, gradient_copies, has_batch, masks, step_change, workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment
-from steptime.search import first_gradients, seconds, stage_peaks
+from steptime.search import first_gradients, stage_peaks, step_seconds
 from steptime.search.lower_bounds import LowerBounds
 from steptime.search.part_columns import PartKey
 from steptime.search.pipeline import ChunkFigures, Chunks, Stages, contents, rows_of_all
+from steptime.search.pipeline_rows import LayoutRows, legal_rows, rows_of, shardings_of
+from steptime.search.pipeline_states import AroundPipeline, StageStates, around
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.rows import LayoutRows, legal_rows, rows_of, shardings_of
 from steptime.search.sharded_weights import ShardedWeights
 from steptime.search.space import SPLIT_SETTINGS, Grid, Shape, Split
-from steptime.search.states import AroundPipeline, StageStates, around
 from steptime.software.hidden_shares import Share
 from steptime.software.performance import EAGER_TORCH
 from steptime.timing.data_parallel import networks
@@ -189,7 +189,7 @@ class Pipelines:
         some = [rows_of_all(mine, useful) for mine in chunk_figures]
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         wanted = fits[:, useful] > 0
-        pipe = seconds.pipe(stages, some, microbatches, self.sends(stages, rows), share, wanted, limit_s)
+        pipe = step_seconds.pipe(stages, some, microbatches, self.sends(stages, rows), share, wanted, limit_s)
         for job, block, ends in found:
             step = self.step_s(job, stages, some, pipe, ends, rows, at[useful])
             block.step_s[:, useful] = np.where(block.fits[:, useful], step, np.inf)
@@ -208,23 +208,23 @@ class Pipelines:
         said |= {"ep": rows.ep, "etp": rows.etp}
         return Candidates(self.job, **said, microbatch_sz=rows.microbatch_sz, gbs=self.grid.gbs).as_job
 
-    def sends(self, stages: Stages, rows: LayoutRows) -> seconds.Sends:
+    def sends(self, stages: Stages, rows: LayoutRows) -> step_seconds.Sends:
         """Seconds of the sends between stages."""
         if stages.pp == 1:
-            return seconds.NO_SENDS
+            return step_seconds.NO_SENDS
         said = {"tp": 1, "cp": 1, "dp": self.grid.devices // stages.pp, "pp": stages.pp}
         whole: Any = SectionColumns(self.job, {"parallelism": SectionColumns(self.job.parallelism, said)})
         sent = self.chunks.parts.whole.boundary_bytes[rows.part]
         groups = {**self.priced.context.groups, "tp": Group("tp", rows.tp, 1)}
         priced = self.priced._replace(context=replace(self.priced.context, groups=groups, known={}))
-        return seconds.sends(stages, whole, priced, sent, rows.tp, rows.sp)
+        return step_seconds.sends(stages, whole, priced, sent, rows.tp, rows.sp)
 
     def step_s(
         self,
         job: Job,
         stages: Stages,
         figures: Any,
-        pipe: seconds.Pipe,
+        pipe: step_seconds.Pipe,
         ends: AroundPipeline,
         rows: LayoutRows,
         at: Any,
@@ -233,16 +233,16 @@ class Pipelines:
         m = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         share, net = job.software.overlap.dp, networks(ends.view, ends.tiers)["dense"]
         slowed = contention(net.shards, ends.tiers) + 0.0 * ends.states.optimizer_s
-        reduced = seconds.reduce_s(
+        reduced = step_seconds.reduce_s(
             stages, figures, pipe, ends.reductions, at, m if job.zero_level == 2 else 1.0, share, slowed[at]
         )
         gathered: Num = 0.0
         if ends.gathers:
-            broadcast = job.software.comm.sharded_gather == "broadcast"
-            gathered = seconds.gather_s(stages, figures, pipe, ends.gathers, at, share, slowed[at], broadcast=broadcast)
+            cast = job.software.comm.sharded_gather == "broadcast"
+            gathered = step_seconds.gather_s(stages, figures, pipe, ends.gathers, at, share, slowed[at], broadcast=cast)
         partials = [of.partial for of in ends.states.held]
-        partial = rows.sp * seconds.partial_s(pipe, partials, at, self.priced, ends.view.parallelism.tp)
-        updated = seconds.update_s(job, self.priced, pipe, (ends.states.optimizer_s[at], ends.states.in_turn[at]), m)
+        partial = rows.sp * step_seconds.partial_s(pipe, partials, at, self.priced, ends.view.parallelism.tp)
+        updated = step_seconds.update_s(job, self.priced, pipe, ends.states, at, m)
         after = reduced + gathered + ends.states.embedding_s[at] + partial + updated
         return pipe.makespan_s + after + straggler_s(self.view(stages, rows), pipe.makespan_s)
 

@@ -8,7 +8,7 @@ from steptime.base.rows import Fix
 
 def find(found: Estimate) -> list[Fix]:
     """The cheapest lists of changes that make a job fit."""
-    from steptime.search.fixes import fixes
+    from steptime.search.found_fixes import fixes
 
     return fixes(found)
 

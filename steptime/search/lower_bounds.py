@@ -10,8 +10,8 @@ from steptime.base.num import Num, minimum
 from steptime.job.job import Job
 from steptime.search import stage_peaks
 from steptime.search.pipeline import Chunks, Stages, sums
+from steptime.search.pipeline_rows import LayoutRows
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.rows import LayoutRows
 
 
 @dataclass

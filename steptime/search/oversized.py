@@ -7,7 +7,7 @@ from typing import Any
 
 from steptime import fsdp
 from steptime.job.job import Job
-from steptime.search.rows import shardings_of
+from steptime.search.pipeline_rows import shardings_of
 from steptime.search.sharded_weights import ShardedWeights, WeightSharding
 from steptime.search.space import EXCESS, Counts, Grid, Shape
 

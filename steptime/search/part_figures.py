@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.num import Num, is_column
 from steptime.cost import compute
-from steptime.cost.parts import Context, part_time, segment_replay
+from steptime.cost.part_seconds import Context, part_time, segment_replay
 from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job

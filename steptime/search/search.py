@@ -8,7 +8,7 @@ from functools import cached_property
 from math import exp
 from typing import Any, ClassVar, NamedTuple
 
-from steptime.answer.interval import step_interval
+from steptime.answer.ratio_interval import tied_within
 from steptime.answer.result import Estimate, estimate
 from steptime.answer.verdict import Candidate
 from steptime.base.config import ConfigError, near
@@ -245,15 +245,17 @@ class Search:
 
     @cached_property
     def tied(self) -> tuple[int, Layout | None]:
-        """How many layouts the best one's 80 % interval overlaps with, and of these the one that needs least memory."""
+        """How many layouts are tied with the best (`ratio_interval`), and of these the one that needs least memory."""
         import numpy as np
 
         best = self.best
         if best is None or self.asked.objective == "memory":
             return 0, None
-        span = step_interval(best.job)
         value, held, places = self._places
-        rows = np.flatnonzero(value * exp(span.low) <= best.value * exp(span.high))
+        plans = {id(of.plan): of.plan for of in self.found}  # one for each value of `over`
+        within = {key: exp(tied_within(best.job, plan)) for key, plan in plans.items()}
+        ends = [best.value * within[id(of.plan)] for of in self.found]
+        rows = np.flatnonzero(value <= np.repeat(ends, [len(of.row) for of in self.found]))
         if rows.size < 2:
             return max(0, rows.size - 1), None
         order = rows[np.argsort(held[rows], kind="stable")[:20]]

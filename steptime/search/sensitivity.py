@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
@@ -47,7 +48,11 @@ class Hiding(NamedTuple):
     now_bytes_per_s: float
     """Wire rate of the tier, per device and direction."""
     times: float | None
-    """Multiple of that rate that hides it; None: no rate does."""
+    """Multiple of that rate that hides it; None: not even `FASTEST` does."""
+    every_times: float | None = None
+    """Where that is none: multiple of the rates of all tiers together that hides it."""
+    left_s: float = 0.0
+    """Where that is none, too: seconds that are exposed with `FASTEST` of all tiers, of latency."""
 
 
 class BestLayouts(NamedTuple):
@@ -207,22 +212,28 @@ def hiding(given: Estimate) -> Iterator[Hiding]:
         names = [t.name for t in job.machine.tiers]
         at = names.index(tier) if tier in names else _TIERS.get(name, -1) % len(names)
 
-        def shows(times: float, name: str = name, at: int = at) -> bool:
-            found = estimate(job.replace(hardware=with_tiers(job.machine, scaled(times, [at]))))
-            return found.time.parts_s.get(name, 0.0) > HIDDEN * found.step_s
-
-        yield Hiding(name, parts[name], names[at], job.machine.tiers[at].bytes_per_s, _least(shows))
+        times, _ = _least(partial(_exposed, job, name, [at]))
+        every, left = (None, 0.0) if times else _least(partial(_exposed, job, name, list(range(len(names)))))
+        yield Hiding(name, parts[name], names[at], job.machine.tiers[at].bytes_per_s, times, every, left)
 
 
-def _least(shows: Callable[[float], bool]) -> float | None:
-    """The least factor with which it is hidden, up to `FASTEST`."""
-    if shows(FASTEST):
-        return None
+def _exposed(job: Job, name: str, which: list[int], times: float) -> tuple[float, bool]:
+    """Exposed seconds of a kind of communication on faster tiers, and whether they are more than `HIDDEN` of the step."""
+    found = estimate(job.replace(hardware=with_tiers(job.machine, scaled(times, which))))
+    left = found.time.parts_s.get(name, 0.0)
+    return left, left > HIDDEN * found.step_s
+
+
+def _least(exposed: Callable[[float], tuple[float, bool]]) -> tuple[float | None, float]:
+    """The least factor with which it is hidden, up to `FASTEST`; else None, and what is exposed with that."""
+    left, shows = exposed(FASTEST)
+    if shows:
+        return None, left
     low, high = 1.0, FASTEST
     for _ in range(HALVINGS):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if shows(middle) else (low, middle)
-    return high
+        low, high = (middle, high) if exposed(middle)[1] else (low, middle)
+    return high, 0.0
 
 
 def document(found: Sensitivity) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp
 from typing import Literal, TypeAlias
 
-from steptime.answer.interval import step_interval
+from steptime.answer.ratio_interval import tied_within
 from steptime.search.objective import ranked
 from steptime.search.search import Search
 
@@ -13,14 +13,14 @@ COMPARED = 0.05
 """Median error of the ratio of two layouts' step times, of measured pairs on the same devices with the same batch: 4.0 % in
 NVIDIA's frameworks, 4.7 % in others (benchmarks/accuracy.md, Ratios)."""
 
-Standing: TypeAlias = Literal["best", "within the error", "intervals overlap", "slower", "does not fit"]
+Standing: TypeAlias = Literal["best", "within the error", "tied", "slower", "does not fit"]
 
 
 def standing(found: Search) -> Standing | None:
     """How the plan compares with the best layout by the objective; None without a plan's own layout or a layout that fits.
 
-    within the error: the difference is less than `COMPARED`. intervals overlap: it is more, but the 80 % interval of the plan's
-    step starts before that of the best ends.
+    within the error: the difference is less than `COMPARED`. tied: it is more, but 80 % of measured pairs of layouts do not
+    exclude that the plan is the faster one (`ratio_interval`).
     """
     best, given = found.best, found.given
     if best is None or given is None:
@@ -34,5 +34,4 @@ def standing(found: Search) -> Standing | None:
         return "slower"
     if value < best.value * (1.0 + COMPARED):
         return "within the error"
-    overlap = value * exp(step_interval(given.job).low) <= best.value * exp(step_interval(best.job).high)
-    return "intervals overlap" if overlap else "slower"
+    return "tied" if value <= best.value * exp(tied_within(best.job, given.job)) else "slower"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.launch.plan_yaml import mapping_yaml
-from steptime.report.page.document import document
 from steptime.report.page.markup import Html, el, join
+from steptime.report.page.whole_page import document
 from steptime.serve.fields import FIELDS, Field, choices
 
 

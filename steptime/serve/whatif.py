@@ -20,9 +20,9 @@ from steptime.launch.plan_yaml import mapping_yaml
 from steptime.report.diff_tables import diff
 from steptime.report.format import percent, seconds
 from steptime.report.headline import VERDICTS
-from steptime.report.page import document
+from steptime.report.page import whole_page
 from steptime.report.page.markup import Html, join
-from steptime.report.page.tables import plain_table
+from steptime.report.page.page_tables import plain_table
 from steptime.serve.fields import FIELDS, values
 from steptime.timing.timeline import Timeline
 
@@ -90,8 +90,8 @@ def answer(asked: PageRequest, files: frozenset[str] = frozenset()) -> dict[str,
     except ConfigError as error:
         return {"ok": False, "yaml": text, "errors": [{"path": one.path, "line": one.line} for one in error.details]}
     timeline = Timeline(found.timing)
-    html = document.report(found, timeline) if asked.full else document.first_sections(found)
-    drawn = document.data(found, timeline) if asked.full else {}
+    html = whole_page.report(found, timeline) if asked.full else whole_page.first_sections(found)
+    drawn = whole_page.data(found, timeline) if asked.full else {}
     told = f"{VERDICTS[found.memory.verdict][0]}, {seconds(found.step_s)} a step, MFU {percent(found.throughput.mfu)}"
     said = {
         "ok": True,
@@ -102,7 +102,7 @@ def answer(asked: PageRequest, files: frozenset[str] = frozenset()) -> dict[str,
         "devices": found.devices,
         "html": html,
     }
-    return said | {"data": drawn, "compare": compared, "title": document.title(found)}
+    return said | {"data": drawn, "compare": compared, "title": whole_page.title(found)}
 
 
 def changed(data: dict[str, Any], asked: PageRequest) -> tuple[dict[str, Any], list[ConfigProblem]]:

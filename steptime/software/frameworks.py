@@ -39,6 +39,21 @@ class Framework(NamedTuple):
     """Whether it shards by torch's `fully_shard`, or by the FullyShardedDataParallel before it."""
 
     @property
+    def zero_words(self) -> str:
+        """Its ZeRO levels."""
+        return ", ".join(map(str, self.zero_levels))
+
+    @property
+    def pipeline_zero_words(self) -> str:
+        """Its ZeRO levels with pipelines."""
+        return " and ".join(map(str, self.pipelines_zero))
+
+    @property
+    def context_words(self) -> str:
+        """Values of cp_comm_type that it runs."""
+        return " or ".join(self.context)
+
+    @property
     def optimizer_words(self) -> str:
         """The modeled optimizers, in words."""
         return ", ".join(self.optimizers)

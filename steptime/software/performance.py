@@ -141,6 +141,7 @@ class Software(Config):
     family: str
     """The profile at the end of its chain of `extends`; it decides what its framework can run."""
     description: str
+    as_of: str = ""  # the release or date that the profile stands for; "" where its name has a release
     precision: Precision
     layout: LayoutSettings
     kernels: KernelSettings
@@ -150,8 +151,7 @@ class Software(Config):
     comm: CommSettings
     overlap: Overlap
     timing: TimingSettings
-    sources: dict[str, str]
-    """Setting -> framework file and line, document, or `assumed`."""
+    sources: dict[str, str]  # setting -> framework file and line, document, or `assumed`
     any_layout: bool = False  # whether fp8 products of the device take operands in any layout; set by `on`
     compute_capability: float = 0.0  # NVIDIA's, of the device; set by `on`, 0 where it has none
     moe: MoeSettings = Field(default_factory=always(MoeSettings.model_construct()))

@@ -81,7 +81,7 @@ def profile_mapping(said: str) -> dict[str, Any]:
     fields = over(profile_mapping(base), own) if base else {"family": name} | own
     if at:
         fields = over(fields, releases[release] or {})
-    return fields | {"name": said}
+    return fields | {"name": said, "as_of": "" if at else str(own.get("as_of", ""))}
 
 
 def over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -232,6 +232,8 @@ class MoeSettings(Config):
     """How tokens are sent to experts: an all-to-all of one copy per expert, an all-gather, or a library's copy for each rank."""
     flex_backend: Literal["deepep", "hybridep", "minimal_async_ep"] = "deepep"
     """That library. HybridEP gathers all maps first and sends the scores of all experts of a node (`model.dispatch`)."""
+    deepep_sms: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
+    """Multiprocessors of DeepEP's kernels; else what the framework gives them (`cost.exchange`)."""
     non_blocking_capacity_factor: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Without waiting for counts, room of HybridEP's rows: this share of the most that can arrive (`model.receive_buffers`)."""
     permute_fusion: bool = True

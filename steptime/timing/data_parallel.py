@@ -199,8 +199,12 @@ def reduction_ends(chunks: list[list[Reduction]], stage: int, walk: Walk) -> lis
     for mine, start_s, end_s in zip(
         chunks, walk.last_backward_start[stage], walk.last_backward_end[stage], strict=True
     ):
-        timed += ready_times(mine, start_s, end_s)
-    timed.sort(key=itemgetter(0, 1))
+        if len(mine) == 1:  # of most chunks
+            timed.append((end_s, mine[0].cost.time_s, mine[0]))
+        else:
+            timed += ready_times(mine, start_s, end_s)
+    if len(timed) > 1:
+        timed.sort(key=itemgetter(0, 1))
     free_s, ends = 0.0, []
     for ready_s, seconds, call in timed:
         free_s = (ready_s if ready_s > free_s else free_s) + seconds  # noqa: FURB136  (max() takes twice as long)
@@ -210,8 +214,6 @@ def reduction_ends(chunks: list[list[Reduction]], stage: int, walk: Walk) -> lis
 
 def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float, Reduction]]:
     """When each bucket of one chunk is complete, and how long its reduction takes: spread over the last backward by size."""
-    if len(calls) == 1:
-        return [(end_s, calls[0].cost.time_s, calls[0])]
     sizes, span_s = [call.bytes for call in calls], end_s - start_s
     total, done = sum(sizes), accumulate(sizes)
     return [(start_s + span_s * n / total, call.cost.time_s, call) for n, call in zip(done, calls, strict=True)]
@@ -236,11 +238,11 @@ def gather_ends(
     end_s = late_s = 0.0
     ends: list[tuple[float, float, Reduction]] = []
     for mine, needed, chunk in zip(chunks, walk.first_forward_start[stage], times[stage], strict=True):
-        spread = chunk.forward_s / max(len(mine), 1)
+        spread = chunk.forward_s / len(mine) if mine else 0.0
         for i, call in enumerate(reversed(mine)):
             reached_s = late_s + needed + (i - 1) * spread if i else 0.0
-            end_s = (max(end_s, reached_s)) + call.cost.time_s
+            end_s = (reached_s if reached_s > end_s else end_s) + call.cost.time_s  # noqa: FURB136  (as above)
             late = end_s - needed - i * spread
-            late_s = max(late_s, late)
+            late_s = late if late > late_s else late_s  # noqa: FURB136
             ends.append((end_s, late_s, call))
     return ends

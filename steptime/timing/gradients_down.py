@@ -32,14 +32,14 @@ def elements_in_turn(assembly: Assembly, owned: Num) -> Num:
     return total
 
 
-class Sums(NamedTuple):
+class SumCopies(NamedTuple):
     """Seconds of a step's copies of the micro-batches' sums, both ways."""
 
     copied_s: Num = 0.0
     exposed_s: Num = 0.0
 
 
-def sums_s(job: Job, in_turn: Num, n: Num, backward_s: Num, device_bytes_per_s: float) -> Sums:
+def sums_s(job: Job, in_turn: Num, n: Num, backward_s: Num, device_bytes_per_s: float) -> SumCopies:
     """Copies of the sums of `n` micro-batches, of `in_turn` parameters, beside backwards of `backward_s`.
 
     Every micro-batch's sum goes down, and but for the first the one before comes up and is added to, two read and one written.
@@ -49,13 +49,13 @@ def sums_s(job: Job, in_turn: Num, n: Num, backward_s: Num, device_bytes_per_s: 
     """
     summed, link = on_host(job).summed, job.machine.accelerator.host_bytes_per_s
     if not summed or link is None:
-        return Sums()
+        return SumCopies()
     down = in_turn * summed / link
     both = down + in_turn * (summed / link + 3.0 * summed / device_bytes_per_s)
     beside = 0.0 if job.software.overlap.dp is False else backward_s
     first, middle = maximum(0.0, down - beside), maximum(0.0, both - beside)
     several = 1.0 * (n > 1)
-    return Sums(several * (down + (n - 1.0) * both), several * (first + (n - 2.0) * middle + both))
+    return SumCopies(several * (down + (n - 1.0) * both), several * (first + (n - 2.0) * middle + both))
 
 
 def most_of_one(start: Num, elements: Num, stretch: Num) -> Num:

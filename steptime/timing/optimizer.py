@@ -4,12 +4,12 @@ from functools import reduce
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, where
-from steptime.cost.parts import Context
+from steptime.cost.part_seconds import Context
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams
-from steptime.memory.moments import mean_moments
 from steptime.memory.on_host import follows_buckets, on_host
+from steptime.memory.optimizer_moments import mean_moments
 from steptime.memory.states import group_elements, quantized_elements, shard_ranks
 from steptime.software.state_bytes import FP32, StateBytes
 from steptime.timing.gradients_down import elements_in_turn, sums_s

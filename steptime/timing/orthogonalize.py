@@ -8,13 +8,13 @@ from typing import NamedTuple
 from steptime.base.num import Num, maximum, minimum
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import gemm_pass
-from steptime.cost.parts import Context
+from steptime.cost.part_seconds import Context
 from steptime.cost.rates import Rates
-from steptime.fsdp.ranks import shard_group
+from steptime.fsdp.collective_ranks import shard_group
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams
 from steptime.job.mesh import Group
-from steptime.memory.moments import matrix, orthogonalized
+from steptime.memory.optimizer_moments import matrix, orthogonalized
 from steptime.memory.states import shard_ranks
 from steptime.model.ops import Gemm, Kind, Param
 

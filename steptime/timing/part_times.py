@@ -10,7 +10,7 @@ from steptime.cost import compute
 from steptime.cost.host import graphed_kernels
 from steptime.cost.network import network, one_link
 from steptime.cost.pace import slower_rates, slower_tiers
-from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time, wait_for_host
+from steptime.cost.part_seconds import Context, PartTime, Work, forward_work, part_time, wait_for_host
 from steptime.cost.rates import rates
 from steptime.fsdp.of_job import applies
 from steptime.hardware.machine import Tier

@@ -12,7 +12,7 @@ from steptime.base.recent import Recent
 from steptime.base.records import record
 from steptime.cost.comm import FREE, CommCost, collective
 from steptime.cost.overlap import hidden_s
-from steptime.cost.parts import Context
+from steptime.cost.part_seconds import Context
 from steptime.cost.rates import Rates
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -176,6 +176,9 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
     if p.pp == 1:
         return []
     inner, apart = priced.context.tiers[:-1], group(p, "pp", stage=1, n_dcs=n_dcs).first
+    around = send(assembly, priced, group(p, "embedding", n_dcs=n_dcs))
+    if not any(apart % tier.size for tier in inner):  # every stage fills whole domains
+        return [*[send(assembly, priced, group(p, "pp", n_dcs=n_dcs))] * (p.pp - 1), around]
     known: dict[tuple[Num, ...], CommCost] = {}
 
     def cost(stage: int) -> CommCost:
@@ -185,7 +188,7 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
             known[at] = send(assembly, priced, group(p, "pp", stage=stage, n_dcs=n_dcs))
         return known[at]
 
-    return [*map(cost, range(p.pp - 1)), send(assembly, priced, group(p, "embedding", n_dcs=n_dcs))]
+    return [*map(cost, range(p.pp - 1)), around]
 
 
 def send(assembly: Assembly, priced: Pricing, pair: Group) -> CommCost:
@@ -208,10 +211,7 @@ def sends(job: Job, costs: list[CommCost]) -> list[float]:
 def run_pipeline(
     job: Job, chunks: list[list[ChunkTime]], send_s: list[float], around: AroundActions | None = None
 ) -> Walk:
-    """Walk the schedule. Without overlap a send also blocks its sender (batched isend and irecv, then wait).
-
-    `around`: what FSDP adds to the actions.
-    """
+    """Walk the schedule, with what FSDP adds (`around`). Without overlap a send blocks its sender (isend, irecv, then wait)."""
     p = job.parallelism
     split = described(job.schedule).split
     weight_s = [[chunk.weight_s for chunk in stage] for stage in chunks] if split else None

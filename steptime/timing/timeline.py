@@ -151,8 +151,7 @@ class Timeline:
                 if action.kind == "W" or not 0 <= depth < len(places) or places[depth].stage == stage:
                     continue
                 to = places[depth]
-                first, second = (stage, to.stage) if action.kind == "F" else (to.stage, stage)
-                delay = delays[first if second == (first + 1) % p.pp else second]
+                delay = delays[stage if to.stage == (stage + 1) % p.pp else to.stage]  # as long either way
                 received = action._replace(chunk=to.chunk)
                 yield Sent(
                     stage, action, to.stage, received, end_s, end_s + delay, starts[to.stage][_arrival(received)]

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from steptime.validation.bands import fits_by_band, verdicts_of_runs
-from steptime.validation.gpu_memory import gpu_memory
 from steptime.validation.interval_coverage import near_80, summary_of
+from steptime.validation.job_memory import gpu_memory
 from steptime.validation.judgement import Judgement
 from steptime.validation.mechanisms import memory_by_mechanism
 from steptime.validation.ratios import ratios

@@ -15,7 +15,9 @@ from steptime.job.edit import put, read_settings
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
 from steptime.launch.beside import Beside
+from steptime.launch.devices import states_devices
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
+from steptime.launch.logs.launched import started_by
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments, of_dump
 from steptime.launch.read import KINDS, TABLES, read, read_as, read_text
@@ -114,7 +116,7 @@ def read_run(
     changes, unread = read_settings(sets)
     if unread:
         raise ConfigError(unread)
-    reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes)
+    reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes, log.devices)
     notes, problems = _name_machine(reading, log, changes, hardware)
     try:
         job = to_job(
@@ -125,6 +127,7 @@ def read_run(
     if problems:
         raise ConfigError(problems)
     tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
+    _check_timer(log, job)
     found = steady(log, tokens, job.data.gbs)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
         notes.append(f"data.gbs: {found.batch:,} in the lines used, not the {job.data.gbs:,} of the arguments")
@@ -134,6 +137,20 @@ def read_run(
     for path, value in changes.items():
         put(config, path, value)
     return LoggedRun(job, reading, config, log, found, [*notes, *log.notes, *found.notes])
+
+
+def _check_timer(log: JobLog, job: Job) -> None:
+    """Refuse times of DeepSpeed's timer that leave out micro-batches.
+
+    It starts at each micro-batch (deepspeed/runtime/engine.py, forward) and adds up what it has when it stops, in step(): where
+    a training loop calls step() once for several micro-batches, all but the last are left out.
+    """
+    micro_batches = job.data.gbs // (job.data.microbatch_sz * job.parallelism.dp)
+    if log.steps is log.timer and 0 < log.timed_per_step < 1.5 <= micro_batches:
+        raise ConfigError(
+            f"{log.files[0]}: DeepSpeed's timer stopped once in a step of {micro_batches:,} micro-batches, and its samples/s "
+            "leave out all but the last; give a log with the step times of the training loop"
+        )
 
 
 def compare(run: LoggedRun) -> Compared:
@@ -156,6 +173,9 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
     if log.cut_dump is not None and kind in {None, "megatron"}:
         raise log.cut_dump
     chosen = kind or CONFIG_OF.get(log.framework) or ("nemo" if BRIDGE.search(log.head) else None)
+    beside = Beside(Path(log.files[0]).parent)
+    if chosen is None and (command := started_by(bytes(log.head).decode("utf-8", "replace"))):
+        return read_as("auto", log.files[0], command, {}, sets, beside)
     if chosen is None or chosen == "megatron":
         own = (
             "" if log.framework.startswith("Megatron") or not log.framework else f"; {log.framework} does not print one"
@@ -165,15 +185,14 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
             "from its beginning, or the plan, config or launch script of the job with --plan FILE"
         )
     try:
-        beside = Beside(Path(log.files[0]).parent)
         return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets, beside)
     except ConfigError as error:
         lacks = "does not print the job's config"
         raise ConfigError(f"{line}; or add --plan FILE" if lacks in line else line for line in error.problems) from None
 
 
-def _beside(path: str, kind: str | None, sets: dict[str, Any]) -> Reading:
-    """The config of a plan, or of a framework's config or launch script, given with a log.
+def _beside(path: str, kind: str | None, sets: dict[str, Any], devices: int) -> Reading:
+    """The config of a plan, or of a framework's config or launch script, given with a log; the latter with the log's `devices`.
 
     Raises:
         ConfigError: it cannot be read.
@@ -184,6 +203,8 @@ def _beside(path: str, kind: str | None, sets: dict[str, Any]) -> Reading:
             tree = parse_mapping(text, path)
             if "model" in tree and isinstance(tree.get("data"), dict) and "gbs" in tree["data"]:
                 return Reading(path, "a plan", tree, [])
+    if devices and not states_devices(sets):
+        sets["devices"] = devices
     return read(kind or "auto", path, sets)
 
 

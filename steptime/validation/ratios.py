@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
+from statistics import median
 from typing import Any, NamedTuple
 
+from steptime.answer.measured import COVERED, upper
 from steptime.base.grouping import grouped
 from steptime.validation.judgement import Judgement
+from steptime.validation.measurements import MeasuredRow
 from steptime.validation.slices import headline, leads, others, split_of
 from steptime.validation.stats import Errors, plain, stats
 
@@ -72,6 +75,27 @@ def ratio_errors(judged: Iterable[Judgement], kind: RatioKind) -> Errors:
         for a, b in combinations(sorted(rows, key=_order), 2)
         if kind.differs(a) != kind.differs(b)
     ]
+
+
+CHOICE = ("tp", "pp", "cp", "vpp", "ep", "micro_batch_size", "recompute", "zero_or_fsdp")
+"""Columns that a search chooses among."""
+_JOB = tuple(column for column in (*MODEL, "global_batch_size", "n_gpus") if column not in CHOICE)
+
+
+def layout_error(runs: Iterable[tuple[MeasuredRow, float]]) -> float:
+    """What |ln of measured over predicted ratio| stays within in 80 % of pairs of layouts.
+
+    `runs`: rows, each with its ln of measured over predicted step. The two runs of a pair are of one source and job (model,
+    accelerators, batch, length, precision) and differ in layout. Runs of one layout count as one, with their median. All pairs
+    of a job share one vote.
+    """
+    jobs = grouped(runs, lambda run: (run[0].group, *(run[0].text(column) for column in _JOB)))
+    votes: list[tuple[float, float]] = []
+    for own in jobs.values():
+        layouts = grouped(own, lambda run: tuple(run[0].text(column) or "1" for column in CHOICE))
+        pairs = list(combinations([median(error for _, error in same) for same in layouts.values()], 2))
+        votes += [(abs(a - b), 1.0 / len(pairs)) for a, b in pairs]
+    return upper(votes, COVERED)
 
 
 def _order(j: Judgement) -> tuple[float, str]:

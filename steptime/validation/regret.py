@@ -10,13 +10,13 @@ layout, with the median of their times; it ran out of memory only if none of its
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import combinations
-from math import sqrt
+from math import exp, sqrt
 from statistics import mean, median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
+from steptime.answer.ratio_interval import layouts_within
 from steptime.base.grouping import grouped
 from steptime.validation.judgement import Judgement
 from steptime.validation.slices import headline, leads, others, split_of
@@ -31,9 +31,6 @@ NAMED = 5
 """Number of worst sweeps listed by name."""
 
 
-StepSpan: TypeAlias = tuple[float, float]
-
-
 class SweepLayout(NamedTuple):
     """One layout of a sweep."""
 
@@ -42,8 +39,6 @@ class SweepLayout(NamedTuple):
     measured_s: float | None
     """None: it ran out of memory."""
     verdict: str
-    span: Callable[[], StepSpan]
-    """80 % interval of the step time; the prediction itself where there is none. Computed only on request."""
 
 
 class Sweep(NamedTuple):
@@ -64,7 +59,7 @@ class Sweep(NamedTuple):
     in_three: bool
     """Whether the best measured is among the three predicted fastest with the pick's verdict."""
     tied: int
-    """Layouts with the pick's verdict whose interval overlaps the pick's: the estimate cannot distinguish them."""
+    """Layouts with the pick's verdict that are tied with it (`ratio_interval`): the estimate cannot distinguish them."""
     best_tied: bool
     """Whether the best measured is the pick or tied with it."""
     tau: float | None
@@ -74,21 +69,6 @@ class Sweep(NamedTuple):
 def call(j: Judgement) -> str:
     """Fits where reserved memory and memory outside of the allocator are within the device's capacity; else the verdict."""
     return "fits" if j.occupancy is not None and j.occupancy <= 1.0 else j.verdict
-
-
-def span_of(j: Judgement) -> StepSpan:
-    """The interval of a row's step time."""
-    low, high = j.step_span or (j.predicted_step_s or 0.0,) * 2
-    return low, high
-
-
-def overlap(a: StepSpan, b: StepSpan) -> bool:
-    """Whether two intervals share a value.
-
-    >>> overlap((1.0, 2.0), (2.0, 3.0)), overlap((1.0, 2.0), (2.5, 3.0))
-    (True, False)
-    """
-    return a[0] <= b[1] and b[0] <= a[1]
 
 
 def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -116,9 +96,7 @@ def layouts_of(rows: Iterable[Judgement]) -> list[SweepLayout]:
         times = [j.measured_step_s for j in same if j.measured_step_s is not None and not j.ran_out]
         first = same[0]
         predicted = first.predicted_step_s or 0.0
-        found.append(
-            SweepLayout(first.row.id, predicted, median(times) if times else None, call(first), partial(span_of, first))
-        )
+        found.append(SweepLayout(first.row.id, predicted, median(times) if times else None, call(first)))
     return sorted(found, key=lambda layout: (layout.predicted_s, layout.id))
 
 
@@ -142,8 +120,8 @@ def _sweep(j: Judgement, layouts: list[SweepLayout]) -> Sweep:
     called = [x for x in layouts if x.verdict == "fits"] or [x for x in layouts if x.verdict == "tight"]
     pick = called[0] if called else None
     seconds = pick.measured_s if pick else None
-    mine = pick.span() if pick else (0.0, 0.0)
-    tied = [x for x in called if pick and overlap(x.span(), mine)]
+    end = pick.predicted_s * exp(layouts_within()) if pick else 0.0
+    tied = [x for x in called if x.predicted_s <= end]
     return Sweep(
         name=f"{name}, batch {row.text('global_batch_size')}",
         source=row.group,

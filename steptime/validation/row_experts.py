@@ -32,6 +32,9 @@ Megatron-Bridge@067f987d src/megatron/bridge/recipes, moe_router_force_load_bala
 and qwen/h100/qwen3_moe.py)."""
 
 
+NOUS_SMS = 128
+"""What Nous' fork of torchtitan gives DeepEP on B200 (pytorch/torchtitan@495dc7d8d torchtitan/distributed/deepep/utils.py)."""
+
 RECIPES_THAT_DROP = re.compile(r"\bNeMo 2\.0\b")
 """`framework` of runs of NeMo 2's performance scripts, which drop and pad tokens to a capacity of 1.0: MegatronTokenDropCallback,
 with its defaults, in the performance mode of nemo/collections/llm/recipes/mixtral_8x7b.py, mixtral_8x22b.py (NVIDIA/NeMo v2.2.0
@@ -179,6 +182,7 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
     if re.search(r"hybridep|deepep|\bflex\b(?! attention)", words):
         section["dispatcher"] = "flex"
         section |= {"flex_backend": "hybridep"} if "hybridep" in words else {}
+        section |= {"deepep_sms": NOUS_SMS} if row.text("framework").startswith("Nous torchtitan") else {}
         if said := re.search(r"non-blocking, capacity factor (\d+(?:\.\d+)?)", words):
             section["non_blocking_capacity_factor"] = float(said[1])
     elif "minimalasyncep" in words:
@@ -200,6 +204,7 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         section.pop("dispatcher", None)
         section.pop("flex_backend", None)
         section.pop("non_blocking_capacity_factor", None)
+        section.pop("deepep_sms", None)
     return section
 
 

@@ -36,8 +36,14 @@ def torchtitan_release(row: MeasuredRow) -> str:
         return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else undated
     for release, number, date in RELEASES:
         if int(pull[1]) < number if pull else month is not None and (int(month[1]), int(month[2])) < date:
-            return release
+            return "0.2.1" if release == "0.2" and sums_by_product(row) else release
     return ""
+
+
+def sums_by_product(row: MeasuredRow) -> bool:
+    """Whether a row's experts are combined by a product (`model.summed_product`), which alone sets 0.2.1 apart from 0.2."""
+    experts = (row.whole("n_experts") or 1) > 1
+    return experts and before(row, 1974, "2025-10") is False and before(row, 2775, "2026-03") is True
 
 
 def before(row: MeasuredRow, pull: int, last: str) -> bool | None:
@@ -99,7 +105,7 @@ def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any
             section["rope_impl"] = "composite" if before(row, 2575, "2026-02") or release == "0.1" else "upcast"
         if before(row, 1870, "2025-09") and (row.whole("tp") or 1) > 1:
             section["qk_norm_gathered"] = True
-    if release == "0.2" and before(row, 2259, "2026-01") is False:
+    if release in {"0.2", "0.2.1"} and before(row, 2259, "2026-01") is False:
         section["repeat_kv"] = False
     return section
 

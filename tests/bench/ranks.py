@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from steptime.bench.runnable import as_run
-from steptime.bench.runs.layouts import lay_out
+from steptime.bench.runs.engines import lay_out
 from steptime.bench.runs.step import allocated, gathered, mean_loss, run_steps
 from steptime.bench.runs.training import Trainer
 from steptime.bench.runs.truths import layout_truths

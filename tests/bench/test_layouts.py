@@ -12,7 +12,7 @@ from bench_jobs import config, launch
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import as_run, layout_name
-from steptime.bench.runs.layouts import lay_out
+from steptime.bench.runs.engines import lay_out
 from steptime.bench.runs.step import mean_loss
 from steptime.bench.runs.training import Trainer
 from steptime.job.job import Job

@@ -11,7 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.bench.runnable import alone, as_run
 from steptime.bench.runs.block import OneBlock
 from steptime.bench.runs.chunks import CheckpointSpan, ModelSlice, slices, spans_of
-from steptime.bench.runs.layouts import lay_out
+from steptime.bench.runs.engines import lay_out
 from steptime.bench.runs.modules import whole
 from steptime.bench.runs.step import allocated
 from steptime.bench.runs.training import Trainer

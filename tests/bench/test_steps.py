@@ -13,7 +13,7 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import alone, as_run, peak_differences, unsupported
 from steptime.bench.runs.block import run_block
-from steptime.bench.runs.layouts import LEARNING_RATE, lay_out
+from steptime.bench.runs.engines import LEARNING_RATE, lay_out
 from steptime.bench.runs.step import check, run_steps
 from steptime.bench.runs.training import Trainer, batch_of
 from steptime.job.assembly import Assembly

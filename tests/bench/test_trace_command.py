@@ -21,7 +21,7 @@ from steptime import estimate
 from steptime.bench.trace.attribution import attribute
 from steptime.bench.trace.events import read, read_all
 from steptime.bench.trace.intervals import ORDER
-from steptime.bench.trace.names import COMM
+from steptime.bench.trace.kernel_names import COMM
 from steptime.commands import cli
 
 ROOT = Path(__file__).parents[2]

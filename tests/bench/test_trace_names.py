@@ -14,10 +14,10 @@ from bench.traces import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.bench.trace import names
+from steptime.bench.trace import kernel_names
 from steptime.bench.trace.events import HostOp
 from steptime.bench.trace.intervals import ORDER, PartInterval, own_time, share_out
-from steptime.bench.trace.names import COMM, WORK, group_part, kernel_part, op_part
+from steptime.bench.trace.kernel_names import COMM, WORK, group_part, kernel_part, op_part
 
 # --- names -----------------------------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ def test_groups_by_name(names, part):
 
 
 def test_every_part_of_the_tables_has_its_place():
-    tables = (names._OPS, names._KERNELS, names._GROUPS)
+    tables = (kernel_names._OPS, kernel_names._KERNELS, kernel_names._GROUPS)
     assert {part for table in tables for _, part in table} <= {*ORDER, "wait"}
 
 

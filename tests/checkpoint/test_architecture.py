@@ -5,7 +5,7 @@ import math
 import pytest
 
 from steptime.checkpoint.architecture import infer
-from steptime.checkpoint.records import StoredTensor
+from steptime.checkpoint.stored_records import StoredTensor
 from steptime.checkpoint.tree import build, ranges
 from steptime.model.model import Moe
 

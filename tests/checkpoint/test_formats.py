@@ -15,8 +15,8 @@ from safetensors import safe_open
 
 from steptime.checkpoint import summarize_checkpoint
 from steptime.checkpoint.dtypes import GGML, SAFETENSORS
-from steptime.checkpoint.records import UnreadableError
 from steptime.checkpoint.scan import FolderScan
+from steptime.checkpoint.stored_records import UnreadableError
 
 
 def test_safetensors_agree_with_the_library(make, summarize):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from steptime.checkpoint import summarize_checkpoint
-from steptime.checkpoint.pickles.graph import tensors
 from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
+from steptime.checkpoint.pickles.object_graph import tensors
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref
 from steptime.checkpoint.readers.torch_file import MAGIC
 

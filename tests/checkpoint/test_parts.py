@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from steptime.checkpoint import tree
-from steptime.checkpoint.records import StoredTensor
+from steptime.checkpoint.stored_records import StoredTensor
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch import _weights_only_unpickler as unpickler
 
+from steptime.checkpoint.name_tables import table, words
 from steptime.checkpoint.pickles import known_globals, pickle_verdict
 from steptime.checkpoint.pickles.pickle_verdict import BLOCKED_MODULES, DTENSOR, runs_code
-from steptime.checkpoint.tables import table, words
 
 
 class Color(enum.Enum):

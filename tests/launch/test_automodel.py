@@ -92,6 +92,21 @@ def test_a_benchmark_of_experts_in_a_pipeline(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "moe", "status"),
+    [
+        ("deepep", {"dispatcher": "flex", "deepep_sms": 64}, "used"),
+        ("hybridep", {"dispatcher": "flex", "flex_backend": "hybridep"}, "irrelevant"),
+        ("torch", {"dispatcher": "alltoall"}, "irrelevant"),
+    ],
+)
+def test_library_of_the_dispatcher_and_its_multiprocessors(tmp_path, said, moe, status):
+    """components/models/common/utils.py, BackendConfig: dispatcher, dispatcher_num_sms."""
+    found = reading_of(tmp_path, BENCHMARK.replace("dispatcher: deepep", f"dispatcher: {said}, dispatcher_num_sms: 64"))
+    assert found.config["performance"]["moe"] == moe
+    assert [flag.status for flag in found.flags if flag.name.endswith("num_sms")] == [status]
+
+
 @pytest.mark.parametrize(("local", "passes"), [(64, None), (16, 4), (8, 8)])
 def test_the_pipeline_runs_once_for_each_local_batch(tmp_path, local, passes):
     """benchmark.py, run_benchmark: ga_steps = global_batch_size // (local_batch_size * dp_size), 512 / (16 * 8) = 4."""

@@ -266,3 +266,11 @@ def test_the_table_has_no_key_twice():
 def test_a_size_that_is_a_list_is_a_line(key):
     with pytest.raises(ConfigError, match=rf"ds\.json: {key}: expected a whole number"):
         config({key: [1]}, env={"WORLD_SIZE": "8"})
+
+
+def test_a_batch_that_follows_from_the_others_is_not_asked_for():
+    """runtime/config.py, _set_batch_related_parameters: 2 sequences x 4 accumulated x 8 ranks are 64."""
+    found = config({"train_batch_size": "auto"}, {"parallelism.dp": 8}).config["data"]
+    assert (found["gbs"], found["microbatch_sz"]) == (64, 2)
+    with pytest.raises(ConfigError, match='train_batch_size: "auto" is filled in by the trainer'):
+        config({"train_batch_size": "auto", "gradient_accumulation_steps": None}, {"parallelism.dp": 8})

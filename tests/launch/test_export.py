@@ -153,6 +153,30 @@ def test_linear_attention_prediction_and_muon_have_flags(freq):
     assert "--mtp-num-layers 1" in written.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("megatron", "--moe-deepep-num-sms 32"),
+        ("bridge", "moe_deepep_num_sms: 32"),
+        ("nemo", "moe_deepep_num_sms: 32"),
+    ],
+)
+def test_multiprocessors_of_deepep_are_written_and_read_back(kind, text):
+    job = Job(
+        model="qwen3-30b-a3b",
+        parallelism={"tp": 1, "pp": 1, "dp": 8, "ep": 8},
+        performance={"moe": {"dispatcher": "flex", "deepep_sms": 32}},
+        data={"gbs": 64, "seqlen": 4096, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    written = write(job, kind)
+    assert text in written.text
+    assert (
+        value_at(read_back(written.text, written.reader, written.left_out).to_config(), "performance.moe.deepep_sms")
+        == 32
+    )
+
+
 def test_flags_of_llama_by_hand():
     """Llama-3 70B as Megatron-LM's arguments (arguments.py of megatron-core 0.16.1) say it."""
     text = write(Job.load("configs/llama3_70b.yaml"), "megatron").text
@@ -266,3 +290,64 @@ def test_what_nvidia_s_profiles_refuse_is_read_back_with_the_plan_s_own(kind):
     left_out = write(Job.load("configs/deepseek_v3.yaml"), kind).left_out
     assert left_out.keys() & {"model", "performance"} == set()
     assert left_out["performance.software"] == "megatron-core"
+
+
+TITAN = """\
+model: llama3-8b
+devices: 64
+parallelism: {tp: 1, pp: 1}
+performance: {software: torchtitan, activation_checkpointing_type: WORD}
+data: {gbs: 128, seqlen: 8192, microbatch_sz: 1}
+hardware: dgx-h100
+"""
+
+
+def test_only_what_the_plan_states_is_listed(tmp_path, capsys):
+    """The kernels and loss of today's torchtitan come with its profile, which the command sets: the plan states none of them."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(TITAN.replace("WORD", "per-op"))
+    job = Job.load(path)
+    written = write(job, "torchtitan")
+    assert set(written.stated) == {"hardware", "performance.software"}
+    assert plain(read_back(written.text, written.reader, written.left_out)) == plain(job)
+    assert main([str(path), "--export", "torchtitan"]) == 0
+    out = capsys.readouterr().out
+    listed = [line for line in out.splitlines() if line.startswith("# no equivalent: ")]
+    assert listed == [
+        "# no equivalent: hardware = {node_type: dgx-h100}",
+        "# no equivalent: performance.software = torchtitan",
+    ]
+    assert (
+        "# torchtitan reads job configs in TOML up to v0.2.2 of February 2026; the plan's profile is of August 2026"
+        in out
+    )
+    assert "null" not in "".join(listed)
+
+
+def test_what_the_plan_states_and_the_file_lacks_is_listed(tmp_path):
+    """A kernel, a share of overlap, super-selective recomputation; of a whole section only what is stated."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(TITAN.replace("WORD", "super-selective, rope_impl: fused, overlap: {dp: 0.5}"))
+    written = write(Job.load(path), "torchtitan")
+    kept = written.stated.pop("performance.recompute", None) or written.stated.pop(
+        "performance.activation_checkpointing_type"
+    )
+    assert kept
+    assert written.stated == {
+        "hardware": {"node_type": "dgx-h100"},
+        "performance.software": "torchtitan",
+        "performance.rope_impl": "fused",
+        "performance.overlap.dp": 0.5,
+    }
+    sections = write(Job.load("configs/deepseek_v3.yaml"), "torchtitan")
+    assert sections.stated["model"] == "deepseek-v3"
+    assert sections.stated["performance"].keys() < sections.left_out["performance"].keys()
+    assert "vpp" not in sections.stated["parallelism"]
+    assert "vpp" in sections.left_out["parallelism"]
+
+
+def test_a_release_of_its_own_needs_no_profile(tmp_path):
+    """torchtitan@0.2 is what a job config in TOML is read as."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(TITAN.replace("WORD", "per-op").replace("torchtitan,", "torchtitan@0.2,"))
+    assert set(write(Job.load(path), "torchtitan").stated) == {"hardware"}

@@ -59,6 +59,28 @@ def test_library_of_the_flex_dispatcher(said, backend, status):
 
 
 @pytest.mark.parametrize(
+    ("said", "sms", "status"),
+    [
+        ("flex --moe-deepep-num-sms 24", 24, "used"),
+        ("flex --moe-flex-dispatcher-num-sms 32", 32, "used"),
+        ("flex --moe-flex-dispatcher-num-sms 32 --moe-flex-dispatcher-backend hybridep", None, "irrelevant"),
+        ("alltoall --moe-deepep-num-sms 24", None, "irrelevant"),
+    ],
+)
+def test_multiprocessors_of_deepep(said, sms, status):
+    """Of DeepEP alone, by the older or the newer name."""
+    found = reading(f"{EXPERTS} --moe-router-dtype fp32 --moe-token-dispatcher-type {said}")
+    assert found.config["performance"]["moe"].get("deepep_sms") == sms
+    assert [flag.status for flag in found.flags if flag.name.endswith("-num-sms")] == [status]
+
+
+def test_odd_multiprocessors_of_deepep():
+    """deep_ep/buffer.py, set_num_sms: the SM count must be even."""
+    with pytest.raises(ConfigError, match=r"--moe-deepep-num-sms: expected an even number \(got 21\); use 22"):
+        to_job(reading(f"{EXPERTS} --moe-token-dispatcher-type flex --moe-deepep-num-sms 21"), HARDWARE)
+
+
+@pytest.mark.parametrize(
     ("said", "quantized"),
     [
         ("--fp8-format e4m3 --fp8-recipe mxfp8", True),

@@ -112,6 +112,13 @@ def test_nemo_1_in_its_own_words():
     assert (fp8["precision"], fp8["fp8_params"], fp8["main_grad_dtype"]) == ("fp8_delayed", True, "bf16")
 
 
+@pytest.mark.parametrize("key", ["apply_embedding_scaling: true", "distributed_adam_bucket_merge_size: 4"])
+def test_settings_with_a_small_cost_are_told(key):
+    name = key.partition(":")[0]
+    flags = changed("nemo/llama3_1_70b.yaml", ("\nmodel:\n", f"\nmodel:\n  {key}\n")).flags
+    assert [flag.status for flag in flags if name in flag.name] == ["approximated"]
+
+
 def test_nemo_2_puts_the_strategy_over_the_model_and_the_plugin_over_ddp():
     found = read(read_nemo, "nemo/llama3_70b_recipe.yaml")
     assert found.config["parallelism"]["tp"] == 4

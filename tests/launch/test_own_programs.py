@@ -71,6 +71,19 @@ def test_a_deepspeed_config_within_the_yaml(tmp_path: Path) -> None:
     assert plan["performance"]["software"] == "deepspeed"
 
 
+@pytest.mark.parametrize("option", ["ds_config", "deepspeed_config_path"])
+def test_a_ds_config_by_the_name_of_a_program_of_ones_own(tmp_path: Path, option: str) -> None:
+    (tmp_path / "zero.json").write_text(
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}', encoding="utf-8"
+    )
+    script = f"""\
+        deepspeed --num_gpus 8 train.py --{option} zero.json --bf16 true --model_name_or_path Qwen/Qwen2.5-7B \\
+            --per_device_train_batch_size 2 --max_seq_length 2048
+    """
+    plan = from_text(tmp_path, "run.sh", script).config
+    assert (plan["parallelism"]["zero_level"], plan["performance"]["software"]) == (3, "deepspeed")
+
+
 def test_a_module_after_the_long_option(tmp_path: Path) -> None:
     """deepspeed --module PACKAGE.MODULE (deepspeed/launcher/runner.py), and a stage without any other word for DeepSpeed."""
     script = """\

@@ -186,3 +186,49 @@ def test_a_script_that_passes_its_words_on_asks_for_them(tmp_path: Path) -> None
         to_job(found, SETS)
     given = read("transformers", f"{tmp_path / 'run.sh'} --model_name_or_path Qwen/Qwen2.5-7B --bf16 True", SETS)
     assert to_job(given, SETS).model.name == "qwen2.5-7b"
+
+
+OWN = """\
+    BASE = "Qwen/Qwen2.5-7B"
+    model = AutoModelForCausalLM.from_pretrained(BASE, torch_dtype="auto")
+    arguments = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, bf16=True, max_length=2048,
+        deepspeed="zero.json")
+"""
+
+
+def test_a_program_that_says_all_itself(tmp_path: Path) -> None:
+    """Without a flag on its command line: model, batch and the stage of the ds_config that it names are in its code."""
+    for name, text in (("run.sh", "deepspeed --num_gpus 8 ./sft.py\n"), ("sft.py", textwrap.dedent(OWN))):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    job = to_job(read("auto", str(tmp_path / "run.sh"), SETS), SETS)
+    assert (job.parallelism.zero_level, job.parallelism.dp, job.performance.precision) == (3, 8, "bf16")
+    assert (job.data.gbs, job.data.microbatch_sz, job.data.seqlen, job.model.hidden_sz) == (64, 2, 2048, 3584)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["model = AutoModelForCausalLM.from_pretrained(choose())", "other = AutoModelForCausalLM.from_pretrained('a/b')"],
+)
+def test_a_model_that_the_code_leaves_open_is_asked_for(tmp_path: Path, line: str) -> None:
+    program = OWN.replace('"Qwen/Qwen2.5-7B"', '"own/7b"') + f"    {line}\n"
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="add --set model=NAME"):
+        to_job(reading(tmp_path, "deepspeed --num_gpus 8 sft.py", sft_py=program), SETS)
+
+
+@pytest.mark.parametrize("trainer", ["DPOTrainer", "GRPOTrainer", "RewardTrainer"])
+def test_a_program_of_another_trainer_is_no_training_on_sequences(tmp_path: Path, trainer: str) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    program = f"{OWN}    trainer = {trainer}(model, args=arguments)\n"
+    with pytest.raises(ConfigError, match=r"runs sft\.py: training on preferences or rewards is not modeled"):
+        reading(tmp_path, "deepspeed --num_gpus 8 sft.py", sft_py=program)
+
+
+@pytest.mark.parametrize(
+    "line", ["model.model.embed_tokens.requires_grad_(False)", "for p in half: p.requires_grad = False"]
+)
+def test_weights_that_a_program_does_not_train_are_told(tmp_path: Path, line: str) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"sft\.py: frozen weights, set up by its code; not modeled"):
+        to_job(reading(tmp_path, "deepspeed --num_gpus 8 sft.py", sft_py=f"{OWN}    {line}\n"), SETS)

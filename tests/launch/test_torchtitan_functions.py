@@ -6,9 +6,11 @@ import pytest
 import yaml
 from launch_readings import DATA, one_line
 
+from steptime.launch.read import read
 from steptime.launch.reading import to_job
 from steptime.launch.torchtitan.job_config import read_torchtitan
 
+SETS = {"hardware.node_type": "dgx-h100", "devices": 8}
 LLAMA = """
 def llama3_8b() -> Trainer.Config:
     return Trainer.Config(
@@ -198,3 +200,27 @@ def test_what_never_ends_is_refused(name, why):
 def test_values_do_not_grow_without_bound():
     """A text doubled a hundred times would have 10^30 letters; beyond a hundred thousand it is only computed."""
     assert reading("word", LOOPS).config == reading("llama3_8b", "").config
+
+
+SFT = """
+def sft_debugmodel() -> Trainer.Config:
+    model_spec = model_registry("8B")
+    model_spec.model.layer.attention.attn_backend = "flex"
+    model_spec.model.layer.attention.dim = 64
+    return Trainer.Config(
+        model_spec=model_spec,
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=8192, max_context_length=8192, steps=1000),
+    )
+"""
+
+
+def test_what_a_function_sets_inside_its_model_is_told(tmp_path, monkeypatch):
+    """The family is the folder's, also where the file is named from inside it."""
+    folder = tmp_path / "torchtitan/models/llama3"
+    folder.mkdir(parents=True)
+    (folder / "config_registry.py").write_text(SFT, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    flags = {flag.name: flag.status for flag in read("torchtitan", "config_registry.py:sft_debugmodel", SETS).flags}
+    assert flags["model.name"] == "used"
+    assert flags["model.attn_backend"] == "approximated"
+    assert flags["model.dim"] == "unmodeled"

@@ -98,6 +98,20 @@ def test_a_budget_that_torchtitan_refuses_is_one_line(text, line):
     assert one_line(read_torchtitan, text) == line
 
 
+def test_float8_projections_are_no_job_of_one_rank():
+    """torchtitan converts what FSDP gathers: 8 devices over tp 8 are one rank, so the launcher's default is not the job's."""
+    text = (
+        job(shards=-1)
+        .replace("[model]", '[model]\nconverters = ["float8"]')
+        .replace("[compile]", "tensor_parallel_degree = 8\n[compile]")
+    )
+    sets = {"hardware.node_type": "dgx-h100"}
+    with pytest.raises(ConfigError, match="number of devices unknown"):
+        to_job(read_torchtitan("a.toml", text, sets=sets), sets)
+    found = to_job(read_torchtitan("a.toml", text, sets=sets | {"devices": 64}), sets | {"devices": 64})
+    assert (found.parallelism.dp, found.performance.precision) == (8, "fp8_tensorwise")
+
+
 def test_layers_of_multi_token_prediction_are_not_left_out_in_silence():
     found = read_torchtitan("config_registry.py:deepseek_v3_mtp", MTP.format(layers=1), {"WORLD_SIZE": "8"})
     (flag,) = found.of("unmodeled")

@@ -47,6 +47,16 @@ def test_olmo_replays_a_share_of_its_layers(tmp_path, word, layers):
     assert (recompute.granularity, recompute.method, recompute.n_layers) == ("full", "block", layers)
 
 
+def test_a_config_that_olmo_saved_tells_the_devices(tmp_path):
+    """scripts/train.py: device_train_batch_size is global_train_batch_size over the world size: 64 / 4 = 16 devices, not 8."""
+    text = (
+        "model: {d_model: 512, n_layers: 16, n_heads: 8, mlp_hidden_size: 2048, embedding_size: 1024, max_sequence_length: 512,\n"
+        "  activation_type: swiglu}\n"
+        "global_train_batch_size: 64\ndevice_train_batch_size: 4\ndevice_train_microbatch_size: 2\ndevice_train_grad_accum: 2\n"
+    )
+    assert job(tmp_path, "olmo.yaml", text).parallelism.dp == 16
+
+
 OLMO = """model: {{d_model: 4096, n_heads: 32, n_layers: 32, mlp_hidden_size: 22016, embedding_size: 100352, weight_tying: false,
   include_bias: false, activation_type: swiglu, layer_norm_type: rms, attention_layer_norm: true, norm_after: true,
   max_sequence_length: 4096}}

@@ -78,6 +78,7 @@ def test_kimi_delta_attention():
     assert kernel.forward_temp_bytes == 256 * 320 + 4_096
     assert kernel.backward_temp_bytes == 256 * 1_728 + 8_192
     assert kernel.counted == 2 * (4_096 + 1_280)
+    assert [t.bytes for t in ops["attn.out_norm"].stats] == [64 * 4 * 4]  # one number a token and head
     assert {p.name: p.elements for p in kernel.params} == {"attn.A_log": 4, "attn.dt_bias": 128}
 
 

@@ -97,6 +97,19 @@ def test_a_hop_between_centers_adds_no_ramp():
     assert cost.time_s == pytest.approx(cost.latency_s + bandwidth_s + 0.6 * sqrt((8.4e-6 + 14e-6) * bandwidth_s))
 
 
+def test_phases_inside_and_across_centers():
+    """Two centers of a node of 8, whose link is slow: each gathers its 8 ranks' 8 MB; then each rank and its twin exchange an
+    eighth over the link, half of it each way, in one hop of 5 ms.
+    """
+    center = FABRIC.model_copy(update={"size": 16})
+    far = Tier(name="far", size=inf, bytes_per_s=1e6, latency_s=5e-3, efficiency=1.0, hierarchical=True)
+    cost = collective("all_gather", 8e6, Group("dp", 16, 1, centers=2.0), (NODE, center, far))
+    inside, across = 7 / 8 * 8e6 / 100e9, 1 / 2 * 8e6 / 8 / 1e6
+    assert (cost.tier, cost.algorithm) == ("far", "hierarchical")
+    assert cost.bandwidth_s == pytest.approx(inside + across, rel=1e-9)
+    assert cost.latency_s == pytest.approx(8.4e-6 + 7 * 2e-6 + 8.4e-6 + 5e-3)
+
+
 def test_an_exchange_sends_a_row_once_to_each_node():
     """One expert a rank, top 1. Two ranks of a node send half of 8 MB at 100 GB/s, eight 7/8 of it. Sixteen in two nodes: a token
     wants one node, in half of all cases the other: half of 8 MB at 10 GB/s; inside 7/8 as before, which is less. One rank: none.

@@ -9,7 +9,7 @@ import pytest
 from physics_jobs import job
 
 from steptime.job.assembly import Assembly
-from steptime.model.ops import VECTORIZED
+from steptime.model.ops import VECTORIZED, Move
 from steptime.model.router_choice import ranks_in_turn
 
 MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
@@ -19,7 +19,7 @@ def ops(software: str, backend: str = "deepep", **performance):
     how = {"moe": {"dispatcher": "flex", "flex_backend": backend}} | performance
     moe = MOE | {"n_groups": 2, "node_limit": 1}
     found = Assembly(job(software, model={"moe": moe, "n_q_heads": 2}, performance=how, dp=2, ep=2))
-    return {op.name: op for op in found.kinds[0].ops}
+    return {op.name: op for op in found.kinds[0].ops if isinstance(op, Move)}
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,59 @@ def test_a_later_backward_runs_beside_the_gradient_sent_before(summed, kept):
         assert replace(last, keeps_sent=keeps).sent_before(passing) == (kept if keeps else 0.0)
     assert found[0]
     assert found[1] == [(saved, transient + kept) for saved, transient in found[0]]
+
+
+def a_whole_chunk(dtype: str) -> ShardedChunk:
+    """The same with ends that keep 16 and 40 B, need 25 and 75 in forward, 30 and 90 in backward; gradients of 900."""
+    chunk = a_chunk()
+    plan = chunk.assembly.job.replace(**{"parallelism.fsdp": {"reduce_dtype": dtype, "reshard_after_forward": False}})
+    return replace(
+        chunk,
+        assembly=Assembly(plan),
+        embedding=PartMemory(16.0, Peak(25.0, "e"), Peak(30.0, "e")),
+        head=PartMemory(40.0, Peak(75.0, "h"), Peak(90.0, "h")),
+        head_grad=900.0,
+        added=[PartMemory(1_000.0, Peak(1_700.0, "mlp"), Peak(1_300.0, "mlp"))] * 2,
+    )
+
+
+def test_a_forward_whose_layers_are_there():
+    """Beside the root's parameters and both layers', 60,000: nothing is gathered. The output, 5,000, is there with the head."""
+    chunk, found = a_whole_chunk("bf16"), Every()
+    chunk.forward(Passing("F", fetched=False, held=True, roots=False, gradients=Gradients()), found)
+    assert [(saved, held - 3e6) for saved, held, *_ in found.all] == [
+        (0.0, 25.0),
+        (1_016.0, 60_000 + 700),
+        (2_016.0, 60_000 + 700),
+        (2_056.0, 60_000 + 75 - 40 + 5_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "summed", "before", "layer", "sums"),
+    [
+        # the first micro-batch's: a sum of 2 * 3,000 B for each layer done, with its last gradient's 70 and the input's 512
+        ("fp32", False, 0, 900, 6_000),
+        # of later ones, which are added whole: 2 * (50,000 + 2 * 3,000) are there
+        ("fp32", True, 112_000, 900, 0),
+        # added where they are made: layers need 1,300
+        ("bf16", True, 56_000, 300, 0),
+        ("bf16", False, 0, 900, 3_000),
+    ],
+)
+def test_a_backward_whose_layers_are_there(dtype, summed, before, layer, sums):
+    """Output, root and layers, 5,000 and 3,060,000; the head, 90 - 40; then its gradients, 900, stay. The gradient of the last
+    layer's output lies in the pipeline's buffer, 512 B. The embedding last, 30 - 16; in fp32 the root's sums, 2 * 50,000 with the
+    last of its gradients, 200.
+    """
+    chunk, found = a_whole_chunk(dtype), Every()
+    chunk.backward(Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed)), found)
+    held = 5_000 + 3_060_000 + before
+    assert found.of("backward of h") == [(2_056.0, held + 90 - 40)]
+    held += 900
+    assert found.of("backward of mlp") == [(2_016.0, held + layer - 512), (1_016.0, held + sums + layer)]
+    last = 70 if dtype == "fp32" else 0
+    made = [] if summed else [(1_016.0, held + sums + last + 512), (16.0, held + 2 * sums + last + 512)]
+    root = [(0.0, held - 900 + 2 * sums + 100_000 + 200)] if dtype == "fp32" and not summed else []
+    assert found.of("backward of a sum of gradients") == [*made, *root]
+    assert found.of("backward of e") == [(16.0, held + 2 * sums + 30 - 16)]

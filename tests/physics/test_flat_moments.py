@@ -117,6 +117,33 @@ def test_the_roots_gradient_comes_last():
     assert back.of("backward of the root's reduce-scatter") == [(0.0, 100_000 + 200_000 + 4_000)]
 
 
+@pytest.mark.parametrize(
+    ("said", "gathers", "there", "reduced"),
+    [
+        ({}, [1, 2, 2], [2, 2, 1], [1, 1, 0]),  # beside a layer's own the next one's, with which its reduction is alone
+        ({"backward_prefetch": "post"}, [0, 1, 2, 2], [1, 1, 1], [1, 1, 0]),  # the next one's once it is done
+        ({"reshard_after_forward": False}, [3], [3, 2, 1], [2, 1, 0]),
+    ],
+)
+def test_what_flat_parameters_take_of_the_gathers_pool(said, gathers, there, reduced):
+    """The root's 100,000 and 10,000 for each layer whose flat parameter exists; a reduction has dropped its own layer's. In
+    forward one layer's at a time, or all so far.
+    """
+    before, back = walked(**said)
+    ahead = [1, 2, 3] if said.get("reshard_after_forward") is False else [1, 1, 1]
+    for walk, op, layers in (
+        (before, "forward of an all-gather", [0, *ahead]),
+        (before, "forward of mlp", ahead),
+        (back, "backward of an all-gather", gathers),
+        (back, "backward of mlp", there),
+        (back, "backward of a flat gradient", there),
+        (back, "backward of a reduce-scatter", reduced),
+        (back, "backward of embedding", [0]),
+        (back, "backward of the root's flat gradient", [0]),
+    ):
+        assert walk.gathered_in(op) == [100_000 + 10_000 * n for n in layers], op
+
+
 @pytest.mark.parametrize(("original", "padded"), [(True, 16), (False, 8)])
 def test_a_flat_parameter_of_two_tensors(original, padded):
     """3 and 5 elements in bf16 on 4 ranks: the second starts at 8, a multiple of 16 bytes, and ends at 13, which 16 rounds to

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from physics_jobs import job, machine
 
-from steptime.cost.parts import PartTime, Work
+from steptime.cost.part_seconds import PartTime, Work
 from steptime.cost.rates import rates
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, Prices
 from steptime.fsdp.seconds import CommSeconds, ShardedPass

@@ -12,7 +12,7 @@ from physics_jobs import SLIGHTLY, job, machine
 from steptime.answer.memory_over_time import stage_holds
 from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
-from steptime.cost.parts import PartTime, Work
+from steptime.cost.part_seconds import PartTime, Work
 from steptime.cost.rates import rates
 from steptime.fsdp.pipeline_chunks import Gradients, chunk_bytes
 from steptime.fsdp.pipeline_memory import situations

@@ -103,3 +103,20 @@ def test_each_layer_has_the_group_of_its_width():
     assembly = Assembly(job("fsdp2", model={"n_layers": 4, "layers": kinds}, dp=2, fsdp={"reduce_dtype": "fp32"}))
     layers = wrapped(assembly, PartMemories(assembly, weight_grads_stay=True), assembly.chunks[0])
     assert [layer.buffers.gathered for layer in layers] == [2 * n for n in (262_400, 164_096, 164_096, 262_400)]
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "expected"),
+    [(2, [(False, False), (True, True)]), (3, [(False, False), (True, False), (True, True)])],
+)
+def test_micro_batches_that_differ(microbatches, expected):
+    """The first finds no sums; the last reduces them; those between, all alike, do neither."""
+    assembly = Assembly(job("fsdp2", dp=2, microbatches=microbatches, fsdp={"no_sync": True}))
+    assert [*no_sync_walk.phases(assembly)] == expected
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("fp32", 4), ("bf16", 2)])
+def test_whole_gradients_of_earlier_micro_batches(dtype, itemsize):
+    """All 590,464 parameters' (`physics_jobs`), in the dtype of the reduction."""
+    assembly = Assembly(job("fsdp2", dp=2, microbatches=2, fsdp={"no_sync": True, "reduce_dtype": dtype}))
+    assert no_sync_walk.summed_bytes(assembly) == itemsize * 590_464

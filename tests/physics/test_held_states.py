@@ -10,7 +10,9 @@ from steptime.job.assembly import Assembly
 from steptime.memory.buffers import (
     at_peak,
     batches,
+    common_buffers,
     deferred_wgrad_bytes,
+    earlier_logits_bytes,
     grow_only,
     held,
     of_pipeline,
@@ -18,7 +20,7 @@ from steptime.memory.buffers import (
     workspaces,
 )
 from steptime.memory.overhead import overhead
-from steptime.schedule import SplitBytes, peaks
+from steptime.schedule import SplitBytes, order, peaks
 from steptime.schedule.live import states
 from steptime.timing.step_parts import pipeline
 
@@ -169,6 +171,33 @@ def test_what_megatron_keeps_from_step_to_step():
     """
     moe, overlap = {"n_experts": 4, "experts_per_token": 1, "expert_inter_sz": 256}, {"overlap": {"ep": True}}
     layout = {"model": {"moe": moe, "n_q_heads": 2}, "tp": 2, "ep": 2, "dp": 2, "microbatches": 2}
-    found = grow_only(Assembly(job(performance=overlap, **layout)), 0)
+    assembly = Assembly(job(performance=overlap, **layout))
+    found = [common_buffers(assembly)[-1], *grow_only(assembly, 0)]
     assert [(one.stays, one.at_peak) for one in found] == [(True, True)] * 3 + [(True, False)]
     assert (found[0].bytes, found[-1].bytes) == (2_048, 2 * 2 * 1_024)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vpp"), [("zero_bubble", 2, 1), ("zero_bubble", 4, 1), ("1f1b", 4, 1), ("interleaved", 2, 2)]
+)
+def test_states_of_a_long_step_are_those_of_the_whole_one(schedule, pp, vpp):
+    """Of 16 micro-batches, counted one action after the other, a forward's own included: what a chunk holds until its last
+    backward, and in full until its first. Shortened to one repeat, a step names the same micro-batches.
+    """
+    for stage, row in zip(states(schedule, pp, vpp, 16), order(schedule, pp, vpp, 16), strict=True):
+        for state in stage:
+            at = row.index(state.action)
+            done = row[: at + 1] if state.action.kind == "F" else row[:at]
+
+            def count(kinds: str, chunk: int, done=done) -> int:
+                return sum(one.kind in kinds and one.chunk == chunk for one in done)
+
+            assert state.held == tuple(count("F", chunk) - count("BW", chunk) for chunk in range(vpp)), state
+            assert state.whole == tuple(count("F", chunk) - count("BI", chunk) for chunk in range(vpp)), state
+
+
+@pytest.mark.parametrize(("microbatches", "bytes_"), [(1, 0), (2, 8 * 1_024 * 2)])
+def test_logits_of_the_micro_batch_before(microbatches, bytes_):
+    """litgpt's loop holds them until the next forward replaces them: 8 * 1,024 in bf16, where there was one before."""
+    assembly = Assembly(job("litgpt-ddp", microbatches=microbatches, performance={"param_dtype": "bf16"}))
+    assert earlier_logits_bytes(assembly, assembly.stages[0]) == bytes_

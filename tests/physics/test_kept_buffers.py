@@ -7,6 +7,7 @@ from physics_jobs import job, machine
 
 from steptime.job.assembly import Assembly
 from steptime.memory.kept_buffers import ByExperts, dummy_wgrad_bytes, stage_experts
+from steptime.memory.part_memories import PartMemories
 
 MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
 PIECES = {"overlap": {"ep": True}, "moe": {"overlap_keeps_pieces": True}}
@@ -63,3 +64,18 @@ def test_dummy_gradients_that_are_not_kept(way):
     49,152, the projection 16,384, gate and up 65,536, down 32,768, and of the head, 131,072 elements."""
     assert dummy_wgrad_bytes(Assembly(job(performance={"dummy_wgrads": way})), 0) == 0
     assert dummy_wgrad_bytes(Assembly(job()), 0) == 2 * (49_152 + 16_384 + 65_536 + 32_768 + 131_072)
+
+
+def test_pieces_of_a_layer_whose_fullest_rank_has_more_rows():
+    """1.25 times 4,096 B arrive and go back. Of each of two layers five inputs of its router, 2,048 B; 4,096 B before the
+    dispatch, and 5,120 after it and before the combine.
+    """
+    found = kept(PIECES, model={"moe": MOE | {"imbalance_factor": 1.25}})
+    assert found.pieces == 2 * (5 * 2_048 + 4_096 + 2 * 5_120)
+
+
+@pytest.mark.parametrize(("mtp", "bytes_"), [(0, 0), (1, 2 * 131_072)])
+def test_the_embeddings_gradient_of_a_deeper_prediction(mtp, bytes_):
+    """Looked up there it is dense: 131,072 numbers in bf16, where fused accumulation leaves none of the head's to wait."""
+    memories = PartMemories(Assembly(job(model={"tie_embeddings": True, "mtp": mtp})))
+    assert memories.waiting_gradient == bytes_

@@ -9,11 +9,11 @@ from physics_jobs import job, machine
 from rates import RATES
 
 from steptime.cost.compute import NOTHING, backward, forward, gemm_backward, scan_pass
-from steptime.cost.parts import forward_work
+from steptime.cost.part_seconds import forward_work
 from steptime.cost.rates import eager_flex_efficiency
 from steptime.model.eager_flex import eager_flex
-from steptime.model.ops import Attention, Casting, Comm, Gemm, Param
-from steptime.model.scans import Scan
+from steptime.model.ops import Attention, Casting, Comm, Gemm, Param, Tensor
+from steptime.model.scans import Chunked, Scan
 from steptime.software.precision import RECIPES
 from steptime.timing.part_times import pricing
 
@@ -27,12 +27,28 @@ def test_terms_of_a_scan(times, passes):
     frameworks count 7 * 4 * 8 * 16 = 3,584 too. The convolution moves 2 * 2 * (32 + 32) = 256 B a token; the rest states,
     6 * 4 * 8 * 16 / 32 = 96, and 10 * 4 of dt. Six kernels of 3 us.
     """
-    found = scan_pass(SCAN, RATES._replace(scan_flops=1e9, conv_bytes_per_s=1e6, move_rate=0.5), times, passes)
+    slow = RATES._replace(scan_flops=1e9, bytes_per_s=2e6, conv_bytes_per_s=1e6, move_rate=0.5)
+    found = scan_pass(SCAN, slow, times, passes)
     assert (found.flops, found.bytes) == (passes * 358_400, pytest.approx(times * 39_200))
     assert found.compute_s == pytest.approx(times * 358_400 / 1e9)
-    assert found.bandwidth_s == pytest.approx(times * (13_600 / 0.5e12 + 25_600 / 1e6))
+    assert found.bandwidth_s == pytest.approx(times * (13_600 / 1e6 + 25_600 / 1e6))
     assert found.kernels == 6 * times
     assert found.time_s == pytest.approx(found.compute_s + found.bandwidth_s + 6 * times * 3e-6)
+
+
+@pytest.mark.parametrize(("run", "times", "passes"), [(forward, 1.0, 1.0), (backward, 3.0, 2.0)])
+def test_terms_of_linear_attention(run, times, passes):
+    """It reads 2,000 B and makes 600 B for its output and 100 B that backward reads: 2,700 B, at 1 kB/s 2.7 s beside arithmetic.
+    Six kernels of 3 us. Frameworks count 5 FLOPs for each of 100 tokens, twice in backward.
+    """
+    made = Tensor("o", 300.0, 2.0), Tensor("state", 50.0, 2.0)
+    op = Chunked("a", ("q", "k"), made[:1], stats=made[1:], tokens=100.0, counted=5.0, d_k=8, d_v=8, chunk_sz=4)
+    op.backward_times = 3.0
+    found = run(op, RATES._replace(bytes_per_s=1e3), {"q": 1_500.0, "k": 500.0})
+    found = found[0] if run is backward else found
+    assert (found.flops, found.bytes, found.kernels) == (passes * 500, times * 2_700, times * 6)
+    assert found.bandwidth_s == pytest.approx(times * 2.7)
+    assert found.time_s - found.compute_s == pytest.approx(times * 6 * 3e-6)
 
 
 def test_wgrad_without_its_recipe():
@@ -76,6 +92,7 @@ def test_bytes_of_attention():
     op = Attention("a", batch=3, q_len=8, kv_len=16, n_q_heads=4, n_kv_heads=2, d_qk=8, d_v=4)
     ahead, (back, rest) = forward(op, RATES, {}), backward(op, RATES, {})
     assert (ahead.bytes, ahead.flops) == (4_608, 18_432)
+    assert ahead.bandwidth_s == pytest.approx(4_608 / 1e12)
     assert (back.bytes, back.flops) == (2 * 4_608, pytest.approx(18_432 * 32 / 12))
     assert rest == NOTHING
 

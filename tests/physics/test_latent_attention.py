@@ -25,6 +25,9 @@ def test_widths_of_the_projections(tp):
     """A query without a latent is projected from the input, to two heads of 24; keys and values from 32 to 2 * (16 + 16)."""
     found = ops("composite", tp)
     assert [(found[name].k, found[name].n) for name in ("attn.q_up", "attn.kv_up")] == [(128, 48 / tp), (32, 64 / tp)]
+    assert (found["attn.kv_down"].k, found["attn.kv_down"].n) == (128, 32 + 8)
+    assert [t.elements for t in found["attn.rope"].outputs] == [8 * (2 / tp + 1) * 8]
+    assert [(p.shape, p.split_dim) for p in found["attn.q_up"].params] == [((48, 128), 0)]
 
 
 def test_rotation_and_join():
@@ -40,6 +43,7 @@ def test_rotation_and_join():
     assert eager["attn.join"].backward_bytes == 2 * (384 + 512) + 128
     assert (fused["attn.rope"].forward_bytes, fused["attn.rope"].kernels) == (2 * 2 * 384, 2)
     assert fused["attn.rope"].backward_bytes == 2 * 2 * 384
+    assert (eager["attn.rope"].kernels, eager["attn.join"].kernels) == (12, 2.5)
     assert "attn.join" not in fused
 
 
@@ -77,6 +81,7 @@ def test_heads_of_automodel():
     assert (made["attn.rope"].forward_bytes, made["attn.rope"].backward_bytes) == (2 * 384, 2 * 384)
     assert made["attn.join"].forward_by_element.elements == 1.7 * 768
     assert (made["attn.value"].forward_bytes, made["attn.value"].forward_by_element) == (2 * 512, (256, 2 * 512))
+    assert (made["attn.rope"].kernels, made["attn.value"].same_grad) == (2, True)
     assert "attn.v" in made["attn.core"].inputs
     unfused = Assembly(job("automodel", dp=2, model=model, performance={"rope_impl": "complex"}))
     [turn] = [op for op in unfused.kinds[0].ops if op.name == "attn.rope"]

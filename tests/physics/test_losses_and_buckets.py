@@ -10,7 +10,7 @@ from physics_jobs import job
 
 from steptime.job.assembly import Assembly
 from steptime.job.local_params import Pieces
-from steptime.memory.blocks import LargeBlocks
+from steptime.memory.allocator_blocks import LargeBlocks
 from steptime.memory.buckets import run_buckets
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.op_walk import chunk_peaks
@@ -59,6 +59,17 @@ def test_copies_of_logits(impl, tp, kept, cast, softmax):
     assert (three.forward_bytes, three.backward_bytes) == (96, SMALL)
 
 
+def test_logits_in_fp32_are_not_copied():
+    """Nothing is cast, and the loss reads them as they are: 2 * 32,768 B forward, 3 * 32,768 backward, and no copy beside."""
+    shard = Assembly(job("fsdp2")).shard
+    software = shard.software.replace(loss_impl="composite")
+    wide = LOGITS._replace(itemsize=4.0)
+    ops = [op for op in torch_loss(replace(shard, software=software), wide, logits_kept=False) if isinstance(op, Move)]
+    assert [op.name for op in ops] == ["loss.log_softmax", "loss.nll"]
+    assert (ops[0].forward_bytes, ops[0].backward_bytes) == (2 * SMALL, 3 * SMALL)
+    assert (ops[0].forward_temp_bytes, ops[0].backward_temp_bytes) == (0, 0)
+
+
 def test_copies_of_logits_of_a_loss_in_place():
     """Shifted by a position: read and written; backward zeros, a read and a write. The kernel reads, and its gradient takes the
     place of what it read.
@@ -93,6 +104,27 @@ def test_buckets_in_columns(size):
     for changed in (run_buckets([(PIECES, 8)], np.array([2.0]), size), run_buckets([(PIECES * 8, 1)], 2, size)):
         assert [float(np.sum(each)) for each in changed if np.sum(each)] == one
     assert one == ([1_408, 1_408, 896] if size else [3_584])
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "before", "expected"),
+    [
+        # each from a multiple of 64: after 0, 128, 256 and 384 the fourth ends at 484; of eight in all two such buckets of 512
+        (8, 400, 0, [512, 512]),
+        (9, 400, 0, [512, 512, 128]),
+        # behind 70 elements they start at 128: the third ends at 484; then buckets of four, and two are left, of 228
+        (9, 400, 70, [512, 512, 256]),
+        (3, 100, 0, [128, 128, 128]),  # each closes its own
+        (4, None, 0, [512]),
+    ],
+)
+def test_buckets_of_equal_tensors(count, size, before, expected):
+    """Of 100 elements on 2 ranks, told at once or one by one: a bucket closes once it holds `size`, and is filled up to 128s."""
+    first = [Pieces(before, 1)] if before else []
+    assert run_buckets([([*first, Pieces(100, count)], 1)], 2, size) == expected
+    assert run_buckets([([*first, *[Pieces(100, 1)] * count], 1)], 2, size) == expected
+    columns = run_buckets([([*first, Pieces(100, count)], 1)], np.array([2.0]), size)
+    assert [float(np.sum(each)) for each in columns if np.sum(each)] == expected
 
 
 def test_one_bucket_of_whole_and_broken_numbers():

@@ -10,7 +10,7 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.job.assembly import Assembly
-from steptime.memory.moments import mean_moments, tensor_moments, unevenness, update_temporaries
+from steptime.memory.optimizer_moments import mean_moments, tensor_moments, unevenness, update_temporaries
 from steptime.model.ops import Param
 from steptime.timing.optimizer import optimizer_step
 from steptime.timing.orthogonalize import orthogonalize_s

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from physics_jobs import job
+from walked_moments import LAYER, Every
 
 from steptime.fsdp.groups import Buffers, layer_group
 from steptime.fsdp.memory_walk import (
     Moments,
     Wrapped,
     copied_out,
+    forward,
     gathered_backward_ahead,
     gathered_forward_ahead,
     largest_module,
@@ -134,3 +136,30 @@ def test_a_moment_holds_what_is_marked_and_nothing_else():
 def test_modules_are_walked_alone_where_nothing_adds_up_whole(wrap, no_sync, alone):
     said = {"version": 1, "wrap": wrap, "no_sync": no_sync}
     assert walked_by_module(Assembly(job("fsdp2", dp=2, microbatches=2, fsdp=said))) is alone
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_embedding_and_head_as_groups_of_their_own(reshard):
+    """torchtitan's: 262,144 B of the embedding and 262,400 of head and final norm in bf16, each once as gathered and once copied
+    out; layers as in `test_fsdp_moments`. The embedding's flat buffer is there till the first layer's has been copied out; the
+    head gathers beside the last layer's. Where nothing is freed, the embedding's parameters and 30,000 B a layer stay.
+    """
+    assembly = Assembly(job("torchtitan", seqlen=2, microbatches=2, dp=2, fsdp={"reshard_after_forward": reshard}))
+    memories, there = PartMemories(assembly, weight_grads_stay=True), Every()
+    block = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0, last=0.0, sums=0.0)
+    root = Buffers(*[0.0] * 8, last=0.0, sums=0.0)
+    forward(assembly, memories, there, root, [Wrapped(LAYER, [block], [0.0], 400.0, 0.0)] * 2)
+    first, last, stays = 262_144, 262_400, 0 if reshard else 262_144
+    layer = 0 if reshard else 30_000
+    assert there.of("forward of embedding") == [(0.0, 2 * first + 16 + 512)]
+    assert there.of("forward of an all-gather") == [
+        (16.0, stays + first + 10_000 + 30_000 + 50 + 512),
+        (1_016.0, stays + layer + 2 * 10_000 + 30_000 + 50 + 512),
+        (2_016.0, stays + 2 * layer + 10_000 + 2 * last + 512),
+    ]
+    assert there.gathered_in("forward of an all-gather") == [first + 10_000, 20_000, 10_000 + last]
+    held = stays + 30_000 + 10_000 + 700
+    assert there.of("forward of mlp") == [(1_016.0, held), (2_016.0, held + layer)]
+    head = memories.head
+    end = [(2_016.0 + head.saved, stays + 2 * layer + 2 * last + head.forward.bytes - head.saved)]
+    assert there.of(f"forward of {head.forward.op}") == end

@@ -7,11 +7,12 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.cost.rates import Rates, rates
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.moments import matrix, orthogonalized
+from steptime.memory.optimizer_moments import matrix, orthogonalized
 from steptime.model.ops import Param
-from steptime.timing.optimizer import update_bytes_per_param
+from steptime.timing.optimizer import quantize_bytes_per_weight, update_bytes_per_param
 from steptime.timing.orthogonalize import matrix_s, newton_schulz_s, orthogonalize_s
 from steptime.timing.part_times import pricing
 
@@ -204,3 +205,11 @@ def test_whole_matrices_take_an_even_share_or_the_longest(optimizer, dp, flops):
     held = Assembly(plan)
     found = orthogonalize_s(plan, held.counted_params(held.stages[0]), pricing(plan).context)
     assert found == pytest.approx(flops, rel=1e-3)
+
+
+def test_weights_stored_in_blocks_are_transposed():
+    """Gathered in a byte each, they arrive by rows; the copy by columns is read and written, with an fp32 scale for each block of
+    128 x 128: 2 (1 + 4 / 16,384).
+    """
+    plan = job(on=Machine.load("dgx-h100"), dp=2, performance={"precision": "fp8_blockwise", "fp8_params": True})
+    assert quantize_bytes_per_weight(plan) == 2 * (1 + 4 / 16_384)

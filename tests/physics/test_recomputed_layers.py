@@ -169,3 +169,18 @@ def test_equal_groups_of_layers_of_two_kinds():
     a, b = Assembly(job(model={"layers": [{"repeat": 1, "inter_sz": 512}, {"repeat": 1}]})).kinds
     runs = ((a, 1), (b, 1), (a, 1), (b, 1), (a, 3))
     assert groups_of(runs, 2) == [(2, ((a, 1), (b, 1))), (1, ((a, 2),)), (1, ((a, 1),))]
+
+
+def test_three_kinds_of_layers_run_again_one_after_another():
+    """Each saves 10 B and has 14 at most in forward, 17 in backward: with the first two run again, 20 + 17, and for the last
+    replay 20 + 14 and its input, which the group keeps.
+    """
+    memories = PartMemories(Assembly(job(performance={"recompute": {"granularity": "full", "method": "uniform"}})))
+    [kind] = memories.assembly.kinds
+    x = kind.x.bytes
+    for backward in (17.0, 17.0 + 2 * x):
+        memories.plain[kind] = PartMemory(10.0, Peak(14.0, "f"), Peak(backward, "b"))
+        memories._groups.clear()
+        found = memories.checkpointed(((kind, 1), (kind, 1), (kind, 1)))
+        assert found.backward.bytes == 20 + max(14 + x, backward)
+        assert (found.saved, found.n_params) == (x, 3 * kind.n_params)

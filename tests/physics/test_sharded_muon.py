@@ -10,7 +10,7 @@ from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.job.assembly import Assembly
 from steptime.model.ops import Param
-from steptime.timing.orthogonalize import MOMENTA, NORMS, PRODUCTS, calls, calls_of_step, matrix_s
+from steptime.timing.orthogonalize import MOMENTA, NORMS, PRODUCTS, calls, calls_of_step, matrix_calls, matrix_s
 from steptime.timing.part_times import pricing
 
 NORM = (NORMS, "all_reduce", 2.0, 1.0)
@@ -37,6 +37,8 @@ def test_collectives(rows, columns, expected):
         (130, 128, 2 * 128 * 128 * 33 + 128**3, 10 * 2 * 128 * 128 * 3 / 2),
         # a rank's 16 rows of A, of A A, of X; 3/4 of X and A come from others
         (64, 128, 2 * 16 * 64 * 128 + 16 * 64 * 64, (10 * 2 * 64 * 128 + 5 * 2 * 64 * 64) * 3 / 4),
+        # a square is not turned: 16 rows of each
+        (64, 64, 3 * 16 * 64 * 64, (10 * 2 * 64 * 64 + 5 * 2 * 64 * 64) * 3 / 4),
     ],
 )
 def test_seconds(rows, columns, multiplied, sent):
@@ -67,3 +69,28 @@ def test_collectives_of_a_step():
     for call in found:  # of four ranks each sends three quarters, and of sums twice
         share = (1.5 if call.kind == "all_reduce" else 0.75) * call.bytes
         assert call.cost.bandwidth_s == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("param", "short", "long"),
+    [
+        (Param("w", (128, 64)), 64, 128),  # whole on every rank: the shorter side's products are made
+        (Param("w", (128, 64), 0), 64, 64),  # half of the rows: those of the 64 columns are added up
+        (Param("w", (4, 128, 64), 1, n_experts=4, group="expert"), 64, 128),  # an expert's is not split
+    ],
+)
+def test_only_split_matrices_are_distributed(param, short, long):
+    """Megatron-Core's distributed mode over tp 2: five times 4 m^2 n + 2 m^3 FLOPs at 1 FLOP/s (newton_schulz_tp)."""
+    performance = {"optimizer": "muon", "muon_tp_mode": "distributed"}
+    plan = job(on=machine(flops=1.0), tp=2, model={"n_q_heads": 2}, performance=performance, zero_level=0)
+    elements = 128 * 64 / (2 if param.split_dim is not None and not param.n_experts else 1)
+    found = matrix_s(plan, param, elements, pricing(plan).context)
+    assert found == pytest.approx(5 * (4 * short**2 * long + 2 * short**3), rel=1e-3)
+
+
+def test_experts_that_fsdp2_shards_are_matrices():
+    """Of 4 experts of 4 x 3 each: the norm, and sums of 3 x 3 in bf16."""
+    plan = job("fsdp2", dp=4, performance={"optimizer": "muon"}, fsdp={"reduce_dtype": "fp32"})
+    expert = Param("w", (4, 4, 3), n_experts=4)
+    found = matrix_calls(plan, expert, 12.0, pricing(plan).context)
+    assert [(one.name, one.bytes, one.count) for one in found] == [(NORMS, 2.0, 1.0), (PRODUCTS, 18.0, 10.0)]

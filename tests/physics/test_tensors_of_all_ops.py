@@ -13,16 +13,20 @@ from steptime.job.assembly import Assembly
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 
-MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2, "shared_expert_inter_sz": 64}
-LINEAR = {"n_key_heads": 2, "n_value_heads": 4, "freq": 2}
+MOE = {"n_experts": 8, "expert_inter_sz": 192, "experts_per_token": 2, "shared_expert_inter_sz": 64}
+LINEAR = {"n_key_heads": 2, "n_value_heads": 4, "freq": 2, "key_head_dim": 24, "value_head_dim": 24}
 HEADS = {"n_q_heads": 4, "n_kv_heads": 2}
+HYBRID = {"n_q_heads": 4, "glu": False, "hybrid_pattern": "M-", "mamba": {"n_heads": 8, "head_dim": 32, "n_groups": 2}}
+LATENT = {"n_q_heads": 4, "attention": {"kind": "mla", "q_lora_rank": 96}}
+FP8 = {"on": "dgx-h100", "performance": {"precision": "fp8_current"}}
+SPREAD = {"model": HEADS | {"moe": MOE}, "ep": 2, "dp": 2}
 JOBS = {
     "a deeper prediction": {"model": {"mtp": 1, "moe": MOE}},
     "positions": {"model": {"learned_positions": True, "dropout": True, "norm": "layernorm"}},
     "torchtitan": {"software": "torchtitan", "model": {"moe": MOE}},
     "eager torch": {"software": "fsdp2", "model": {"moe": MOE}, "performance": {"compile": "none"}},
     "mxfp8": {"on": "dgx-b200", "performance": {"precision": "mxfp8"}},
-    "fp8 by tensor": {"on": "dgx-h100", "performance": {"precision": "fp8_current"}},
+    "fp8 by tensor": FP8,
     "fp8 by rows": {"software": "fsdp2", "on": "dgx-h100", "performance": {"precision": "fp8_rowwise"}},
     "nvfp4": {"software": "torchtitan", "on": "dgx-b200", "performance": {"precision": "nvfp4_torchao"}},
     "ring": {"software": "fsdp2", "cp": 4},
@@ -78,12 +82,54 @@ JOBS = {
     },
     "a library": {"software": "automodel", "model": HEADS | {"moe": MOE}},
     "projections of predictions split": {"model": HEADS | {"mtp": 1}, "tp": 2},
+    "HybridEP": SPREAD | {"performance": {"moe": {"dispatcher": "flex", "flex_backend": "hybridep"}}},
+    "DeepEP of torch": SPREAD | {"software": "fsdp2", "performance": {"moe": {"dispatcher": "flex"}}},
+    "HybridEP of a library": SPREAD
+    | {"software": "automodel", "performance": {"moe": {"dispatcher": "flex", "flex_backend": "hybridep"}}},
+    "rows gathered, kernel by kernel": SPREAD
+    | {"performance": {"moe": {"dispatcher": "allgather", "permute_fusion": False}}},
+    "rows, kernel by kernel": SPREAD | {"performance": {"moe": {"permute_fusion": False, "deterministic": True}}},
+    "full and empty rows": {
+        "model": HEADS | {"moe": MOE | {"capacity_factor": 1.0, "pad_to_capacity": True}},
+        "ep": 2,
+        "dp": 2,
+    },
+    "balanced in turns": {"model": {"moe": MOE | {"load_balancing": "sinkhorn", "experts_per_token": 1}}},
+    "experts with biases": {"software": "torchtitan", "model": HEADS | {"moe": MOE, "bias": True}},
+    "a ring of heads": {"model": HEADS, "cp": 4, "cp_comm_type": "a2a+p2p", "cp_a2a": 2, "seqlen": 16},
+    "latents of torchtitan": {"software": "torchtitan", "model": LATENT, "tp": 2},
+    "latents of torch, queries without": {"software": "fsdp2", "model": {"attention": {"kind": "mla"}}},
+    "hybrid, split, dropped": {"model": HYBRID | {"dropout": True}, "tp": 2},
+    "hybrid, heads exchanged": {"model": HYBRID, "cp": 2},
+    "hybrid, two sequences in fp8": FP8 | {"model": HYBRID, "batch": 2},
+    "linear, split": {"model": HEADS | {"linear_attention": LINEAR}, "tp": 2},
+    "a deeper prediction in fp8": FP8 | {"model": {"mtp": 1}},
+    "latent experts in fp8": FP8 | {"model": {"moe": MOE | {"latent_sz": 64}}},
+    "a loss in place": {"software": "fsdp2", "performance": {"loss_impl": "in_place"}},
+    "norms of all heads together": {"model": HEADS | {"qk_norm": True, "qk_norm_type": "per_layer"}},
 }
 PASSING = {"residual", "add", "concat", "roll", "positions", "cast"}
 """Last words of kernels whose result has the gradient of their operand."""
 PARTS = {"attn.k_rope"}
 """Collectives of a part of a tensor."""
-SAME_SIZE = {"residual", "add", "norm", "dropout", "cast", "rope", "softmax", "weigh"}
+SAME_SIZE = {
+    *(
+        "residual",
+        "add",
+        "mul",
+        "bias",
+        "norm",
+        "enorm",
+        "hnorm",
+        "final_norm",
+        "gated_norm",
+        "out_norm",
+        "q_norm",
+        "gated",
+    ),
+    *("dropout", "cast", "rope", "positions", "softmax", "log_softmax", "weigh", "scale", "score", "silu", "unsort"),
+    *("conv", "q_conv", "k_conv", "v_conv", "widen", "narrow", "batch_first", "sequence_first"),
+}
 """Of kernels whose first result has as many elements as their first operand."""
 
 
@@ -103,9 +149,10 @@ def ops_of(name: str) -> list[Op]:
 
 
 def sized(name: str) -> Iterator[tuple[Op, list[float], list[float]]]:
-    """Each op with the elements of its operands, those of the part's input aside, and of its results."""
-    for ops in parts_of(name)[1]:
-        elements = {t.name: t.elements for op in ops for t in op.allocates}
+    """Each op with the elements of its operands and of its results."""
+    found, parts = parts_of(name)
+    for part, ops in zip((*found.kinds, found.embedding, found.head), parts, strict=True):
+        elements = {part.x.name: part.x.elements} | {t.name: t.elements for op in ops for t in op.allocates}
         for op in ops:
             if all(x in elements for x in op.inputs):
                 yield op, [elements[x] for x in op.inputs], [t.elements for t in op.outputs]
@@ -157,6 +204,22 @@ def test_operands_and_results_of_products(name):
 
 
 @pytest.mark.parametrize("name", JOBS)
+def test_which_side_of_a_weight_is_split(name):
+    """n x k as this device multiplies it: the side that is shorter than the whole weight's is the one that is split, by tp."""
+    shard = parts_of(name)[0].shard
+    for op in ops_of(name):
+        if not isinstance(op, Gemm) or not op.params or not op.params[0].multiplies or len(op.params[0].shape) < 2:
+            continue
+        p = op.params[0]
+        for at, mine in ((-2, op.n), (-1, op.k)):
+            split = p.split_dim == len(p.shape) + at
+            if mine != p.shape[at] and not op.routed and not p.vocab:
+                assert split, op.name
+            if split and not op.routed and not p.vocab:
+                assert mine * shard.tp == p.shape[at], op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
 def test_operands_and_results_of_attention(name):
     """Queries b s n d, an output b s n d_v; of keys and values those of this rank."""
     for op, read, made in sized(name):
@@ -170,6 +233,8 @@ def test_kernels_that_leave_sizes_as_they_are(name):
     """Element by element; an activation with a gate has half as many results. The norm of latents reads a part of a tensor."""
     for op, read, made in sized(name):
         last = op.name.split(".")[-1]
+        if op.name in {"attn.rope", "attn.join"} and name.startswith("latents of"):
+            continue  # parts of queries and keys, which turn, and are joined to the others
         if isinstance(op, Move) and last in SAME_SIZE and read and made:
             assert made[0] == read[0], op.name
         if isinstance(op, Move) and last == "act" and made:

@@ -84,6 +84,21 @@ def test_reductions_of_every_micro_batch_are_one_slice():
     check(reductions, "4 x reduce-scatter of gradients", "dp_comm", end, end + 4 * 2 * ALL)
 
 
+def test_a_device_alone_updates_at_once():
+    """Nothing is reduced between the pipeline's end and the update, which slow memory makes long."""
+    shown = Timeline(estimate(job(on=machine(memory=1.0))).timing)
+    [update] = [one for one in shown.around(0) if one.name == "optimizer"]
+    assert (update.start_s, update.end_s) == (shown.end_s, shown.end_s + shown.timing.optimizer_s)
+
+
+def test_reductions_of_every_micro_batch_that_overlap_lie_in_a_row():
+    """ZeRO-2's: one slice for all four, whose exposed part ends when the last is done, not one for each bucket."""
+    found = timeline(overlap=True, n_param_buckets=1, zero_level=2, microbatches=4)
+    [reductions] = [one for one in found.around(0) if "reduce" in one.name]
+    assert reductions.name == "4 x reduce-scatter of gradients"
+    assert reductions.end_s == pytest.approx(found.end_s + found.timing.dp.reduce_exposed_s)
+
+
 def test_what_overlaps_lies_where_it_runs():
     """One bucket: gathered before the first forward, reduced when the last backward is done."""
     found = timeline(overlap=True, n_param_buckets=1)

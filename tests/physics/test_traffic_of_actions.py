@@ -70,19 +70,19 @@ def test_a_pair_sends_both_outputs_when_both_have_run():
 
 
 def test_collectives_of_a_forward_and_of_a_backward():
-    """Two layers on tp 2 with sp, all exposed at 1 B/s; a gather or a reduce-scatter of two ranks passes half of 2,048 B.
+    """Two layers on tp 2 with sp, all exposed at 1,024 B/s; a gather or a reduce-scatter of two ranks passes half of 2,048 B.
 
     Forward: four in a layer, one behind the embedding, one before the head, and three all-reduces of the loss's sums, one fp32
     number a token: 2 * 1/2 of 32 B. Backward: four gradients and two inputs gathered again in a layer, one at the embedding, the
     head's input again and its gradient.
     """
     layout = {"tp": 2, "model": {"n_q_heads": 2}, "performance": {"overlap": {"tp": False}}}
-    shown = Timeline(estimate(job(on=machine(link=1.0), **layout)).timing)
-    for way, calls, seconds in (("F", 8 + 2 + 3, 10 * 1_024 + 3 * 32), ("B", 12 + 1 + 2, 15 * 1_024)):
+    shown = Timeline(estimate(job(on=machine(link=1_024.0), **layout)).timing)  # a second for most of them
+    for way, calls, seconds in (("F", 8 + 2 + 3, 10 + 3 * 32 / 1_024), ("B", 12 + 1 + 2, 15)):
         [found] = shown.traffic(0, 0, way)
         assert (found.axis, found.calls) == ("tp", calls)
-        assert found.busy_s == pytest.approx(seconds, rel=1e-3)
-        assert found.exposed_s == pytest.approx(seconds, rel=1e-3)
+        assert found.busy_s == pytest.approx(seconds, rel=5e-3)
+        assert found.exposed_s == pytest.approx(seconds, rel=5e-3)
 
 
 def test_calls_of_a_ring():
@@ -115,3 +115,11 @@ def test_each_chunk_shows_its_share_of_fsdps_network(exposed_s, forward_s, backw
     shown = Timeline(SimpleNamespace(fsdp=of, job=layout, fsdp_exposed_s=exposed_s))
     assert list(shown.sharded("F")) == [Traffic("dp", 2.0, 5.0, forward_s)]
     assert list(shown.sharded("B")) == [Traffic("dp", 3.0, 15.0, backward_s)]
+
+
+def test_fsdp_that_sends_nothing_shows_nothing():
+    """On one rank there is no network: 4 calls of no seconds."""
+    of = StepSeconds(ShardedPass(4.0, 0.0, 1.0), ShardedPass(6.0, 0.0, 2.0), 0.0, {})
+    layout = SimpleNamespace(microbatches=3, parallelism=SimpleNamespace(vpp=2))
+    shown = Timeline(SimpleNamespace(fsdp=of, job=layout, fsdp_exposed_s=0.0))
+    assert list(shown.sharded("F")) == [Traffic("dp", 2.0, 0.0, 0.0)]

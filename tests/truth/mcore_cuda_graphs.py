@@ -1,7 +1,7 @@
 """Which CUDA graphs Megatron-Core's own TransformerConfig accepts, against those that are proposed for a job with experts.
 
 Proved: modules in graphs together with recomputed modules, of experts without a capacity. Not proved: that a graph runs, which
-needs a GPU. Run by `test_mcore_cuda_graphs.py`.
+needs a GPU. Run by `test_mcore_alone.py`.
 """
 
 from __future__ import annotations

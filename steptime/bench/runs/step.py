@@ -25,7 +25,7 @@ from steptime.bench.host_memory import max_rss_bytes
 from steptime.bench.reduce import gathered, over_ranks, slowest
 from steptime.bench.runnable import as_run
 from steptime.bench.runs.clock import Timing, summary, synchronize
-from steptime.bench.runs.layouts import Laid, lay_out
+from steptime.bench.runs.engines import Laid, lay_out
 from steptime.bench.runs.operands import release
 from steptime.bench.runs.probes import LiveBytes
 from steptime.bench.runs.training import Trainer

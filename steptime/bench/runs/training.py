@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from steptime.bench.runs.layouts import Laid, local, optimizer
+from steptime.bench.runs.engines import Laid, local, optimizer
 from steptime.fsdp import options, unsynced
 from steptime.job.assembly import Assembly
 

@@ -21,7 +21,7 @@ from steptime.base.words import counted
 from steptime.bench.reduce import gathered
 from steptime.bench.runnable import RECOMPUTES, alone, as_run, unsupported
 from steptime.bench.runs.block import OneBlock
-from steptime.bench.runs.layouts import lay_out
+from steptime.bench.runs.engines import lay_out
 from steptime.bench.runs.modules import whole
 from steptime.bench.runs.probes import Collectives, Saved
 from steptime.bench.runs.step import allocated

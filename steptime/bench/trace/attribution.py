@@ -13,7 +13,7 @@ from steptime.base.words import counted
 from steptime.bench.trace.axes import TracedAxes, with_issuers
 from steptime.bench.trace.events import Activity, Trace
 from steptime.bench.trace.intervals import Frame, PartInterval, device_part, host_intervals, share_out
-from steptime.bench.trace.names import COMM, WORK
+from steptime.bench.trace.kernel_names import COMM, WORK
 from steptime.job.job import Job
 
 SecondsByPart = dict[str, float]

@@ -13,13 +13,13 @@ from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint import zipdir
-from steptime.checkpoint.layouts import grid, single
+from steptime.checkpoint.layouts import rank_grid, single
 from steptime.checkpoint.readers import torch_file
 from steptime.checkpoint.readers.dcp_metadata import Placement
-from steptime.checkpoint.records import Section, UnreadableError
 from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import Source, Window
 from steptime.checkpoint.stacks import STACKED
+from steptime.checkpoint.stored_records import Section, UnreadableError
 
 PARTIAL = re.compile(r"^__\d+\.metadata$")
 DATA = re.compile(r"^__(\d+)_\d+\.distcp$")
@@ -70,12 +70,12 @@ def _place(section: Section, folder: Folder, placement: Placement) -> None:
             section.files.append(folder.named(path))
         if size is None or size < end:
             wrong += 1
-            if wrong <= grid.MAX_LINES:
+            if wrong <= rank_grid.MAX_LINES:
                 text = "is missing" if size is None else f"has {size:,} bytes, .metadata points up to byte {end:,}"
                 section.problem("MISSING_FILE" if size is None else "SHORT_FILE", text, folder.named(path))
         _row(ranks, path, placement)
-    if wrong > grid.MAX_LINES:
-        section.problem("MISSING_FILE", f"{wrong - grid.MAX_LINES} more data files are missing or too short")
+    if wrong > rank_grid.MAX_LINES:
+        section.problem("MISSING_FILE", f"{wrong - rank_grid.MAX_LINES} more data files are missing or too short")
     section.ranks = list(ranks.values())
     section.facts["objects"] = placement.objects
 
@@ -84,9 +84,9 @@ def _row(ranks: dict[str, dict[str, Any]], path: str, placement: Placement) -> N
     """Add what a file holds to its rank: a rank may have several."""
     match = DATA.match(path)
     name = f"rank {match[1]}" if match else path
-    row = ranks.setdefault(name, grid.row(name))
+    row = ranks.setdefault(name, rank_grid.row(name))
     for role, (pieces, elements, nbytes) in placement.by_file.get(path, {}).items():
-        grid.add(row, role, pieces, elements, nbytes)
+        rank_grid.add(row, role, pieces, elements, nbytes)
 
 
 def _megatron(scan: FolderScan, folder: Folder, files: list[str], section: Section) -> None:

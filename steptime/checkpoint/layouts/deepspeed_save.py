@@ -13,11 +13,11 @@ from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint.dtypes import nbytes
-from steptime.checkpoint.layouts import grid, single
+from steptime.checkpoint.layouts import rank_grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.pickles.values import CallRecord, mapping, pairs, shape_of
-from steptime.checkpoint.records import MAX_ELEMENTS, Contents, Section, Shape, StoredTensor, UnreadableError
 from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.stored_records import MAX_ELEMENTS, Contents, Section, Shape, StoredTensor, UnreadableError
 
 MODEL = re.compile(r"^(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt$")
 OPTIM = re.compile(r"^(?:bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt$")
@@ -51,7 +51,7 @@ def _ranks(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Sec
     _check_ranks(section, folder, wanted)
     _name(section, {_base(contents.file): contents.facts["kept"] for contents in read})
     _parallelism(section, wanted)
-    section.ranks = grid.rows(section.tensors, _rank_name)
+    section.ranks = rank_grid.rows(section.tensors, _rank_name)
     return [section], set(wanted)
 
 
@@ -107,7 +107,7 @@ def _check_ranks(section: Section, folder: Folder, wanted: list[str]) -> None:
         stated = section.facts.get("dp_world_size") or section.facts.get("partition_count") or 0
         ranks = max(max(dp for _, dp in present) + 1, stated if type(stated) is int else 0)
         prefix = next(iter(present.values())).partition("zero_pp_rank_")[0]
-        grid.check(
+        rank_grid.check(
             section, {"mp": 1 + max(mp for mp, _ in present), "dp": ranks}, present,
             lambda mp, dp, prefix=prefix, what=what: folder.named(f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_{what}_states.pt"),
         )  # fmt: skip

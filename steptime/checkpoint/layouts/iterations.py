@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from steptime.checkpoint.records import Problem, UnreadableError
 from steptime.checkpoint.roles import of_file
 from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import Problem, UnreadableError
 
 STEP_DIR = re.compile(
     r"^(?:iter_|global_step|checkpoint[-_]|step[-_]?|epoch[-_]?|ckpt[-_]?|iteration[-_]?)?(\d{1,12})$"

@@ -11,10 +11,10 @@ import re
 from typing import Any
 
 from steptime.base.words import counted
-from steptime.checkpoint.layouts import grid, tensor_parallel
+from steptime.checkpoint.layouts import rank_grid, tensor_parallel
 from steptime.checkpoint.layouts.single import parallelism
-from steptime.checkpoint.records import Section, StoredTensor
 from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.stored_records import Section, StoredTensor
 
 RANK_DIR = re.compile(r"^mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?/$")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt", "model_weights.ckpt")
@@ -90,7 +90,7 @@ def _check_grid(section: Section, folder: Folder, by_dir: dict[str, Coordinates]
         numbers = [tp, *([pp] if sizes["pp"] > 1 else []), *([ep] if sizes["ep"] > 1 else [])]
         return folder.named("mp_rank_" + "_".join(f"{n:0{3 if i else 2}d}" for i, n in enumerate(numbers)))
 
-    grid.check(section, sizes, set(by_dir.values()), name)
+    rank_grid.check(section, sizes, set(by_dir.values()), name)
 
 
 def _check_files(
@@ -101,10 +101,10 @@ def _check_files(
         (set(by_dir) - model, f"no {MODEL_FILES[0]}"),
         (without_optimizer, f"no {OPTIMIZER_FILES[0]}, which other ranks have"),
     ):
-        for name in sorted(names)[: grid.MAX_LINES]:
+        for name in sorted(names)[: rank_grid.MAX_LINES]:
             section.problem("MISSING_FILE", what, folder.named(name))
-        if len(names) > grid.MAX_LINES:
-            section.problem("MISSING_FILE", f"{len(names) - grid.MAX_LINES} more ranks: {what}")
+        if len(names) > rank_grid.MAX_LINES:
+            section.problem("MISSING_FILE", f"{len(names) - rank_grid.MAX_LINES} more ranks: {what}")
 
 
 def _tied(section: Section, args: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def _rows(tensors: list[StoredTensor]) -> list[dict[str, Any]]:
         return name
 
     folded: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in sorted(grid.rows(tensors, label), key=lambda row: places[row["name"]]):
+    for row in sorted(rank_grid.rows(tensors, label), key=lambda row: places[row["name"]]):
         stage = places[row["name"]][0]
         own = folded.setdefault((stage, *list(row.values())[1:]), row | {"pp": stage, "ranks": 0})
         own["ranks"] += 1

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from steptime.base.words import counted
-from steptime.checkpoint.layouts import grid
-from steptime.checkpoint.records import Contents, Section, StoredTensor, UnreadableError
+from steptime.checkpoint.layouts import rank_grid
 from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.stored_records import Contents, Section, StoredTensor, UnreadableError
 
 FILE = re.compile(
     r"^model_(?P<kind>\w+?)(?:_pp-rank-(?P<pp>\d+)-of-(?P<pps>\d+))?(?:_tp-rank-(?P<tp>\d+)-of-(?P<tps>\d+))?"
@@ -107,5 +107,7 @@ def _check_ranks(section: Section, wanted: list[str]) -> None:
         if match and match["tp"]:
             groups.setdefault((module, match["kind"], int(match["tps"])), set()).add((int(match["tp"]),))
     for (module, kind, ways), present in groups.items():
-        if len(section.problems) < grid.MAX_LINES:
-            grid.check(section, {"tp": ways}, present, lambda rank, at=f"{module}/model_{kind}": f"{at}_tp-rank-{rank}")
+        if len(section.problems) < rank_grid.MAX_LINES:
+            rank_grid.check(
+                section, {"tp": ways}, present, lambda rank, at=f"{module}/model_{kind}": f"{at}_tp-rank-{rank}"
+            )

@@ -17,9 +17,9 @@ from typing import Any
 from steptime.base.words import counted
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.values import shape_of
-from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
 from steptime.checkpoint.roles import STATE_NAMES, is_optimizer_key, optimizer_role
 from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.stored_records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
 
 ARRAY_FILES = (".zarray", "zarr.json")
 EXTRA = "pip install 'steptime[checkpoint-formats]'"

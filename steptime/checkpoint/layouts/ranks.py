@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 from steptime.base.words import counted
-from steptime.checkpoint.layouts import grid, single
+from steptime.checkpoint.layouts import rank_grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
-from steptime.checkpoint.records import Section, StoredTensor
 from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.stored_records import Section, StoredTensor
 
 RANK = re.compile(
     r"^(?P<stem>.*?)(?:_world_size_(?P<world>\d{1,6}))?[._]rank[_-]?(?P<rank>\d{1,6})(?P<ext>\.(?:pt|pth|bin|ckpt))$|"
@@ -54,13 +54,15 @@ def one_slice(scan: FolderScan, section: Section, path: str, file: str) -> None:
 
 def _read(scan: FolderScan, folder: Folder, ranks: Ranks, world: int, name: str) -> Section:
     section = Section("torch rank files", f"{len(ranks)} of {counted(world, 'rank')}", folder.named(name))
-    grid.check(section, {"rank": world}, {(rank,) for rank in ranks}, lambda rank: folder.named(_renamed(ranks, rank)))
+    rank_grid.check(
+        section, {"rank": world}, {(rank,) for rank in ranks}, lambda rank: folder.named(_renamed(ranks, rank))
+    )
     by_file = {folder.named(file): rank for rank, file in ranks.items()}
     scan.absorb(section, folder, [ranks[rank] for rank in sorted(ranks)])
     for tensor in section.tensors:
         tensor.rank = {"dp": by_file[tensor.file]}
     section.parallelism = {"dp": world, "source": "file names"}
-    section.ranks = grid.rows(section.tensors, lambda tensor: f"rank {by_file[tensor.file]}")
+    section.ranks = rank_grid.rows(section.tensors, lambda tensor: f"rank {by_file[tensor.file]}")
     return section
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from steptime.base.words import counted
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.pickles.values import shape_of
-from steptime.checkpoint.records import Contents, Section, UnreadableError
 from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import Contents, Section, UnreadableError
 
 MAX_INDEX = 256 << 20
 

@@ -6,9 +6,9 @@ import re
 from math import prod
 from typing import Any
 
-from steptime.checkpoint.pickles import graph
+from steptime.checkpoint.pickles import object_graph
 from steptime.checkpoint.pickles.values import mapping
-from steptime.checkpoint.records import Contents, Section
+from steptime.checkpoint.stored_records import Contents, Section
 
 NUMBERED = re.compile(r"^(?P<stem>.*?)[-_.]?(?P<n>\d{1,6})-of-(?P<of>\d{1,6})(?P<ext>\.\w+)$")
 STEP_KEYS = ("iteration", "global_step", "global_steps", "step", "iter_num", "iter", "current_step", "num_update")
@@ -24,7 +24,7 @@ def facts_of(contents: Contents) -> dict[str, Any]:
         found["step"] = step
     if type(top.get("epoch")) is int:
         found["epoch"] = top["epoch"]
-    args = next((graph.plain(top[key]) for key in ARGS_KEYS if graph.plain(top.get(key))), None)
+    args = next((object_graph.plain(top[key]) for key in ARGS_KEYS if object_graph.plain(top.get(key))), None)
     if args:
         found["args"] = args
     version = top.get("pytorch-lightning_version")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from steptime.checkpoint.records import StoredTensor
+from steptime.checkpoint.stored_records import StoredTensor
 
 LAYER = re.compile(r"(^|\.)layers\.(\d{1,6})\.")
 EXPERT = re.compile(r"(experts\.local_experts\.|experts\.linear_fc[12]\.(?:weight|bias))(\d{1,6})")

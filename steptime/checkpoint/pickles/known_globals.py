@@ -6,7 +6,7 @@ holds the lists against the installed Python, torch and numpy.
 
 from __future__ import annotations
 
-from steptime.checkpoint.tables import table, words
+from steptime.checkpoint.name_tables import table, words
 
 _TABLES = table("pickle_globals")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from steptime.base.words import counted
 from steptime.checkpoint.pickles.known_globals import ALLOWED, CALLERS, CLASSES, DTENSOR, INERT, NAMES, PRESENT
-from steptime.checkpoint.pickles.streams import Streams
+from steptime.checkpoint.pickles.pickle_streams import Streams
 from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER, PickleState, Ref
 
 BLOCKED_MODULES = frozenset({"sys", "os", "posix", "nt"})  # torch _weights_only_unpickler._blocklisted_modules

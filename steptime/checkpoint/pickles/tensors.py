@@ -13,7 +13,7 @@ from typing import Any
 
 from steptime.checkpoint.dtypes import TORCH_STORAGES, from_numpy, itemsize, nbytes
 from steptime.checkpoint.pickles.values import STORAGE_LOADER, CallRecord, Opaque, Pid, Ref, mapping, shape_of
-from steptime.checkpoint.records import Shape, StoredTensor
+from steptime.checkpoint.stored_records import Shape, StoredTensor
 
 Args = Sequence[Any]
 Build = Callable[[Args], StoredTensor | None]

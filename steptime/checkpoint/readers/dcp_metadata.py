@@ -12,13 +12,13 @@ from typing import Any
 
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import nbytes
-from steptime.checkpoint.pickles import streams
-from steptime.checkpoint.pickles.graph import key_text
+from steptime.checkpoint.pickles import pickle_streams
+from steptime.checkpoint.pickles.object_graph import key_text
 from steptime.checkpoint.pickles.pickle_verdict import judge
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref, mapping, pairs, shape_of
 from steptime.checkpoint.readers.torch_file import note_dangers, whole_file
-from steptime.checkpoint.records import Contents, Shape, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import Contents, Shape, StoredTensor, UnreadableError
 
 MAX_LINES = 10
 
@@ -42,7 +42,7 @@ class Placement:
 def read(source: Source) -> Contents:
     """One `.metadata`; the placement is in facts["placement"]. Raises `UnreadableError`."""
     contents = Contents(source.name, "torch DCP", nbytes=source.size)
-    found = streams.read(whole_file(source), source.name)
+    found = pickle_streams.read(whole_file(source), source.name)
     note_dangers(contents, judge(found, torch_file=False), found)
     fields = mapping(found.root)
     if "state_dict_metadata" in fields:

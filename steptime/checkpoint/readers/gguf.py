@@ -10,8 +10,8 @@ from math import prod
 from typing import Any
 
 from steptime.checkpoint.dtypes import GGML
-from steptime.checkpoint.records import MAX_ELEMENTS, Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Cursor, Source
+from steptime.checkpoint.stored_records import MAX_ELEMENTS, Contents, StoredTensor, UnreadableError
 
 MAX_HEADER = 256 << 20  # bytes; vocabularies take a few MB
 MAX_TEXT = 1 << 20  # bytes kept of a text
@@ -21,7 +21,7 @@ _STRING, _ARRAY = 8, 9
 MIN_TENSOR, MIN_KEY = 24, 13  # bytes of the smallest possible records
 
 
-class _Header(Cursor):
+class _GgufHeader(Cursor):
     """The records of a header in one byte order."""
 
     order = "<"
@@ -62,7 +62,7 @@ def read(source: Source) -> Contents:
     """Read one file. Raises `UnreadableError` if counts or lengths exceed the file, unless tensors were read before."""
     contents = Contents(source.name, "GGUF", nbytes=source.size)
     try:
-        _parse(contents, _Header(source, 4))
+        _parse(contents, _GgufHeader(source, 4))
     except ValueError as error:
         raise UnreadableError("INVALID_HEADER", str(error), source.name) from None
     except UnreadableError as error:
@@ -72,7 +72,7 @@ def read(source: Source) -> Contents:
     return contents
 
 
-def _parse(contents: Contents, header: _Header) -> None:
+def _parse(contents: Contents, header: _GgufHeader) -> None:
     size = header.source.size
     version = header.number("I")
     if version >= 65536:
@@ -97,7 +97,7 @@ def _parse(contents: Contents, header: _Header) -> None:
         contents.problem("DUPLICATE_KEY", "a tensor name occurs twice")
 
 
-def _tensor(reader: _Header, contents: Contents) -> int:
+def _tensor(reader: _GgufHeader, contents: Contents) -> int:
     """Record one tensor and return its end offset in the data section [bytes]."""
     name = reader.text()
     dims = reader.number("I")

@@ -12,8 +12,8 @@ from typing import Any
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import BITS
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source, Window
+from steptime.checkpoint.stored_records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.zipdir import ZipEntry
 
 KERAS = "model.weights.h5"

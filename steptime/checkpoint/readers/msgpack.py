@@ -12,8 +12,8 @@ from typing import Any
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.values import shape_of
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Cursor, Source
+from steptime.checkpoint.stored_records import Contents, StoredTensor, UnreadableError
 
 MAX_DEPTH = 60
 MAX_ITEMS = 2_000_000

@@ -11,13 +11,13 @@ import zlib
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import from_numpy, nbytes
-from steptime.checkpoint.pickles import streams
+from steptime.checkpoint.pickles import pickle_streams
+from steptime.checkpoint.pickles.pickle_streams import Streams
 from steptime.checkpoint.pickles.pickle_verdict import judge
-from steptime.checkpoint.pickles.streams import Streams
 from steptime.checkpoint.pickles.values import MAX_DIMS
 from steptime.checkpoint.readers.torch_file import note_dangers
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.zipdir import ZipDirectory, ZipEntry
 
 MAX_DIGITS = 19
@@ -137,4 +137,4 @@ def _objects(contents: Contents, tensor: StoredTensor, data: bytes) -> Streams:
     """The pickle that an array of Python objects is, which numpy.load(allow_pickle=True) runs."""
     message = f"array {tensor.name} holds pickled Python objects; they were interpreted, not loaded"
     contents.problem("PICKLED_OBJECTS", message, tensor.name)
-    return streams.read(data, f"array {tensor.name}")
+    return pickle_streams.read(data, f"array {tensor.name}")

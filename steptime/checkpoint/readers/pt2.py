@@ -11,8 +11,8 @@ from typing import Any
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import TORCH_EXPORT, nbytes
-from steptime.checkpoint.records import Contents, StoredTensor
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import Contents, StoredTensor
 from steptime.checkpoint.zipdir import ZipDirectory
 
 MAX_CONFIG = 64 << 20

@@ -13,14 +13,14 @@ from typing import Any
 
 from steptime.checkpoint.dtypes import SAFETENSORS, nbytes
 from steptime.checkpoint.pickles.values import shape_of
-from steptime.checkpoint.records import Contents, Shape, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import Contents, Shape, StoredTensor, UnreadableError
 
 MAX_HEADER = 100_000_000  # bytes, tensor.rs MAX_HEADER_SIZE
 FIRST_READ = 1 << 14
 
 
-class _Header(list[tuple[str, Any]]):
+class _SafetensorsHeader(list[tuple[str, Any]]):
     """The pairs of a JSON object in file order, repeated keys included."""
 
 
@@ -29,7 +29,7 @@ def _integer(digits: str) -> int | None:
     return int(digits) if len(digits) < 20 else None
 
 
-_DECODE = json.JSONDecoder(object_pairs_hook=_Header, parse_int=_integer).raw_decode
+_DECODE = json.JSONDecoder(object_pairs_hook=_SafetensorsHeader, parse_int=_integer).raw_decode
 _SPACE = re.compile(r"[ \t\n\r]*")
 _ENTRY = re.compile(  # as the library and json.dumps write a tensor; any other spelling goes through the JSON parser
     r'[ \n]*"(?!__metadata__")([^"\\\x00-\x1f]*)": ?\{"dtype": ?"(\w+", ?"shape": ?\[(?:\d{1,18}(?:, ?\d{1,18})*)?)\], ?'
@@ -125,7 +125,7 @@ def _decoded(contents: Contents, text: str, at: int) -> int:
     if name == "__metadata__":
         contents.facts["metadata"] = {} if entry is None else _metadata(contents, entry)  # null, as MLX writes it
         return at
-    fields = dict(entry) if isinstance(entry, _Header) else {}
+    fields = dict(entry) if isinstance(entry, _SafetensorsHeader) else {}
     if any("\ud800" <= char <= "\udfff" for char in name):
         contents.problem("BAD_NAME", f"tensor name {name!a} is not valid Unicode", name)
     _record(contents, name, fields.get("dtype"), shape_of(fields.get("shape")), shape_of(fields.get("data_offsets")))
@@ -147,7 +147,7 @@ def _record(contents: Contents, name: str, code: Any, shape: Shape | None, offse
 
 
 def _metadata(contents: Contents, entry: Any) -> dict[str, Any]:
-    if not isinstance(entry, _Header) or not all(isinstance(value, str) for _, value in entry):
+    if not isinstance(entry, _SafetensorsHeader) or not all(isinstance(value, str) for _, value in entry):
         contents.problem("METADATA", "__metadata__ is not a map of strings to strings")
         return {}
     return dict(entry)

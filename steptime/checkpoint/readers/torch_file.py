@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from steptime.checkpoint import roles, zipdir
-from steptime.checkpoint.pickles import graph, streams
+from steptime.checkpoint.pickles import object_graph, pickle_streams
 from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
+from steptime.checkpoint.pickles.pickle_streams import Streams
 from steptime.checkpoint.pickles.pickle_verdict import PickleFacts, judge
-from steptime.checkpoint.pickles.streams import Streams
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, mapping
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source
+from steptime.checkpoint.stored_records import Contents, StoredTensor, UnreadableError
 
 MAX_PICKLE = 256 << 20  # bytes; a 31 MB stream already describes 217,600 chunks
 FIRST_READ = 1 << 16
@@ -39,7 +39,7 @@ def read_zip(source: Source, directory: zipdir.ZipDirectory) -> Contents:
         contents.problem("PREFIX_BYTES", f"{directory.shift} bytes precede the archive", severity="warning")
     entry = directory.entries[name]
     data = zipdir.content(source, entry, MAX_PICKLE)
-    interpret(contents, streams.read(data, "data.pkl"), *_other_pickles(contents, source, directory, name))
+    interpret(contents, pickle_streams.read(data, "data.pkl"), *_other_pickles(contents, source, directory, name))
     archive = name.removesuffix("data.pkl")
     _check_storages(contents, directory, archive)
     if f"{archive}constants.pkl" in directory.entries:
@@ -62,7 +62,7 @@ def _other_pickles(contents: Contents, source: Source, directory: zipdir.ZipDire
             contents.problems.append(error.problem)
             continue
         left -= entry.size
-        yield streams.read(data, base)
+        yield pickle_streams.read(data, base)
 
 
 def interpret(contents: Contents, found: Streams, *others: Streams, torch_file: bool = True) -> Any:
@@ -95,13 +95,13 @@ def note_dangers(contents: Contents, facts: PickleFacts, found: Streams | None =
 
 def collect(contents: Contents, root: Any, below: list[str]) -> None:
     """Collect the tensors below `root` with names, roles and file; every path starts with `below`."""
-    found = list(graph.tensors(root))
+    found = list(object_graph.tensors(root))
     paths = roles.below_wrapper([[*below, *keys] or ["tensor"] for keys, _ in found])  # the file may be one bare tensor
     tops = {path[0] for path in paths if len(path) > 1}
     file_role = roles.of_file(contents.file)
     for path, (_, tensor) in zip(paths, found, strict=True):
         if tensor.note == "too deep":
-            message = f"nesting beyond {graph.MAX_DEPTH} levels was skipped"
+            message = f"nesting beyond {object_graph.MAX_DEPTH} levels was skipped"
             contents.problem("TOO_DEEP", message, severity="warning")
             continue
         tensor.file = contents.file
@@ -147,7 +147,7 @@ def first_streams(source: Source, at: int, most: int, where: str) -> Streams:
     size = FIRST_READ
     while True:
         data = source.upto(at, size)
-        found = streams.read(data, where, most=most)
+        found = pickle_streams.read(data, where, most=most)
         if len(found.roots) == most or len(data) < size or size >= MAX_PICKLE:
             return found
         size *= 16
@@ -187,7 +187,7 @@ def whole_file(source: Source) -> bytes:
 def read_bare(source: Source) -> Contents:
     """Read a plain pickle file (.pkl, old training_args.bin, optimizer dumps). Raises `UnreadableError`."""
     contents = Contents(source.name, "pickle", nbytes=source.size)
-    found = streams.read(whole_file(source), "the pickle")
+    found = pickle_streams.read(whole_file(source), "the pickle")
     interpret(contents, found, torch_file=False)
     if found.end < source.size:
         message = f"{source.size - found.end} bytes follow the pickle's STOP at byte {found.end}"

@@ -22,6 +22,8 @@ class Iteration(NamedTuple):
     """The rank prefix, as printed: lines of one stream come in order."""
     samples_per_s: float = 0.0
     """Sequences of all devices; DeepSpeed prints it instead of the step time."""
+    timed: int = 0
+    """Micro-batches of all steps so far that DeepSpeed's timer has stopped after; 0 where the line does not say."""
     mean_s: float = 0.0
     """Mean step time since the run began; ms-swift prints it instead of the step time."""
     elapsed_s: float = 0.0
@@ -67,4 +69,10 @@ class Vocabulary(NamedTuple):
     """0: the log does not say."""
 
 
-LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary
+class WorldSize(NamedTuple):
+    """The processes of the job."""
+
+    devices: int
+
+
+LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary | WorldSize

@@ -50,6 +50,12 @@ class JobLog:
         """The first file with iterations of torchtitan (True), and of Megatron-LM and its forks, which share line formats
         (False)."""
         self.series = LoggedSteps()
+        self.timer = LoggedSteps()
+        """Iterations of DeepSpeed's timer, which leaves out what the training loop does between its steps."""
+        self.loop = False
+        """Whether the training loop logs its step times itself; a progress bar's rate is a mean."""
+        self.timed_per_step = 0.0
+        """Micro-batches of a step that DeepSpeed's timer has stopped after; 0 where the log does not say."""
         self.unnumbered = LoggedSteps()
         """Megatron-Bridge's lines without an iteration number, by their position."""
         self.allocated: dict[int, float] = {}
@@ -61,6 +67,8 @@ class JobLog:
         """Parameters by (tensor, pipeline) rank."""
         self.vocabulary: entries.Vocabulary | None = None
         self.device = ""
+        self.devices = 0
+        """Processes of the job; 0 where the log does not say."""
         self.pauses: set[int] = set()
         """Iterations before an evaluation or a checkpoint."""
         self.starts: set[int] = set()
@@ -93,6 +101,8 @@ class JobLog:
                 self.parameters[entry.tp_rank, entry.pp_rank] = entry.parameters
             case entries.Vocabulary():
                 self.vocabulary = entry
+            case entries.WorldSize():
+                self.devices = self.devices or entry.devices
             case entries.AcceleratorName():
                 self.device = self.device or entry.name
 
@@ -107,7 +117,16 @@ class JobLog:
         if (before is None or entry.number < before) and len(self.starts) < PAUSES:
             self.starts.add(entry.number)
         file.streams[entry.stream] = file.latest = entry.number
-        self.series.add(file.apart(entry) if entry.mean_s else entry, entry.number)
+        self.loop = self.loop or not (entry.samples_per_s or entry.framework in {"Hugging Face Trainer", "Lightning"})
+        if entry.timed and entry.number:
+            self.timed_per_step = entry.timed / entry.number
+        series = self.timer if entry.samples_per_s else self.series
+        series.add(file.apart(entry) if entry.mean_s else entry, entry.number)
+
+    @property
+    def steps(self) -> LoggedSteps:
+        """The iterations to use: the training loop's own, else those of DeepSpeed's timer, else those of progress bars."""
+        return self.series if self.loop or not len(self.timer) else self.timer
 
     def dump(self, text: list[str], name: str, begin: int) -> None:
         """Record an argument dump, which begins on line `begin` of its file."""
@@ -168,7 +187,7 @@ def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobL
         raise ConfigError(
             f"{log.titan[True]}: is a torchtitan log, {log.titan[False]} is not: logs of two jobs; give the logs of one job"
         )
-    if not len(log.series) and not len(log.unnumbered):
+    if not len(log.steps) and not len(log.unnumbered):
         if log.cut_dump is not None:
             raise log.cut_dump
         files = ", ".join(log.files)

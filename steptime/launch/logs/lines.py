@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from math import prod
 
 from steptime.launch.logs.entries import (
     AcceleratorName,
@@ -19,6 +20,7 @@ from steptime.launch.logs.entries import (
     ParameterCount,
     Pause,
     Vocabulary,
+    WorldSize,
 )
 from steptime.launch.logs.files import plain
 
@@ -33,6 +35,8 @@ STEP = {
     "elapsed time per iteration (ms)": ("Megatron-LM", 1e-3),
     # bigscience-workshop/Megatron-DeepSpeed megatron/training.py, training_log
     "elapsed time per iteration (s)": ("Megatron-DeepSpeed", 1.0),
+    # argonne-lcf/Megatron-DeepSpeed megatron/training_log.py, training_log: "name=1.0 |"
+    "elapsed_time_per_iteration_ms": ("Megatron-DeepSpeed", 1e-3),
     # NVIDIA/NeMo nemo/lightning/pytorch/callbacks/progress_printer.py, and its bars before 2.0
     "train_step_timing in s": ("NeMo", 1.0),
 }
@@ -68,7 +72,7 @@ _STREAM = re.compile(r"\[(?:rank|default)\s*(\d{1,15})\]|^\s*(\d{1,15}):\s|\[1,(
 """Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
 PREFIX = 120
 """Characters that may contain a rank prefix; a time stamp and a job's name may come first."""
-_NUMBERED = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*\d+\s*\|")
+_NUMBERED = re.compile(r"\biteration[=\s]\s*(\d{1,15})\s*/\s*\d+\s*\|")
 _RANK = re.compile(r"\[Rank (\d{1,15})\]\s*\(")
 _TITAN = re.compile(
     r"(?<!validate )\bstep:\s*(\d{1,15})\s.*?\bmemory:\s*([\d.]+)GiB.*?\b(?:tps|wps):\s*([\d,]+)(?:.*?\btflops:\s*([\d,.]+))?"
@@ -81,10 +85,12 @@ _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 _BARS = re.compile(r"^(Epoch[^%]*?|[^\w%]*)\d+%\|[^|]*\|\s*(\d{1,15})/\d+ \[[\d:]+<[^,\]]*,\s*([\d.]+)(s/it|it/s)")
 """tqdm's bar (tqdm/std.py, format_meter) as the Trainer of transformers shows it, without a title, and Lightning by epoch."""
 _SAMPLES = re.compile(
-    r"(?:global_step=|\b\d+/)(\d{1,15}), (?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)"
-    r"(?:.*?MaxMemAllocated=([\d.]+) ?GB)?"
+    r"(?:micro_step=(\d{1,15})/)?(?:global_step=|\b\d+/)(\d{1,15}), "
+    r"(?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)(?:.*?MaxMemAllocated=([\d.]+) ?GB)?"
 )
 """deepspeedai/DeepSpeed deepspeed/utils/timer.py, ThroughputTimer.stop: the global batch over the time of a step; GB is 2**30."""
+_PIPELINE = re.compile(r"\bsteps: (\d{1,15}) loss: .*?iter time \(s\): ([\d.]+)")
+"""deepspeedai/DeepSpeed deepspeed/runtime/pipe/engine.py, train_batch: the mean of the steps since the last line."""
 _SWIFT = re.compile(
     r"'(?:global_step/max_steps|iteration)': '(\d{1,15})/\d+'"
     r".*?'elapsed_time': '(?:(\d{1,6})d )?(?:(\d\d?)h )?(?:(\d\d?)m )?(\d\d?)s'"
@@ -105,6 +111,11 @@ _PAUSES = (
     re.compile(r"Global Checkpoint Save\b.*?\bIteration\s*:\s*(\d{1,15})"),  # NeMo, megatron_strategy
     re.compile(r"validate step:\s*(\d{1,15})"),  # torchtitan, MetricsProcessor.log_validation
     re.compile(r"Saving the checkpoint()|Validation epoch \d+()"),  # torchtitan, components/checkpoint.py; NeMo 2
+)
+_WORLD = (
+    re.compile(r"Building \d-D device mesh with \[[^]]*\], \[([\d, ]+)\]"),  # torchtitan, distributed/parallel_dims.py
+    re.compile(r"\bdist_world_size=(\d{1,9})\b"),  # deepspeedai/DeepSpeed deepspeed/launcher/launch.py
+    re.compile(r"\busing world size: (\d{1,9}),"),  # Megatron-LM megatron/arguments.py
 )
 _DEVICES = (
     re.compile(r"capacity: (NVIDIA .+?|AMD .+?) with [\d.]+GiB memory"),  # torchtitan, build_device_memory_monitor
@@ -175,10 +186,17 @@ def _swift(text: str) -> Iterator[Iteration | MemoryPeak]:
 
 def _samples(text: str) -> Iterator[Iteration | MemoryPeak]:
     for found in _SAMPLES.finditer(text):
-        if rate := number(found[2]):
-            yield Iteration("DeepSpeed", int(found[1]), 0.0, stream=_stream(text), samples_per_s=rate)
-        if found[3]:
-            yield MemoryPeak(_rank(text), number(found[3]) * GIB, 0.0, local=True)
+        if rate := number(found[3]):
+            step, timed = int(found[2]), int(found[1] or 0)
+            yield Iteration("DeepSpeed", step, 0.0, stream=_stream(text), samples_per_s=rate, timed=timed)
+        if found[4]:
+            yield MemoryPeak(_rank(text), number(found[4]) * GIB, 0.0, local=True)
+
+
+def _pipeline(text: str) -> Iterator[Iteration]:
+    for found in _PIPELINE.finditer(text):
+        if step_s := number(found[2]):
+            yield Iteration("DeepSpeed pipeline", int(found[1]), step_s)
 
 
 def _peaks(text: str) -> Iterator[MemoryPeak]:
@@ -211,6 +229,12 @@ def _vocabulary(text: str) -> Iterator[Vocabulary]:
     yield from (Vocabulary(int(found[1]), int(found[2] or 0)) for found in _VOCABULARY.finditer(text))
 
 
+def _world(text: str) -> Iterator[WorldSize]:
+    """Of a mesh the product of its degrees."""
+    sizes = (prod(map(int, found[1].split(","))) for pattern in _WORLD if (found := pattern.search(text)))
+    yield from (WorldSize(size) for size in sizes if size)
+
+
 def vocabulary_of(text: str) -> int | None:
     """Size of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
     return next((entry.size for entry in _vocabulary(text)), None)
@@ -221,29 +245,31 @@ def _devices(text: str) -> Iterator[AcceleratorName]:
 
 
 PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ...] = (
-    ((b"elapsed time per iteration", b"train_step_timing in s: "), _numbered),
+    ((b"elapsed time per iteration", b"train_step_timing in s: ", b"elapsed_time_per_iteration"), _numbered),
     ((b"train_step_timing in s=",), _bar),
     ((b"Step Time : ",), _bridge),
     ((b"s/it", b"it/s"), _bars),
     ((b"train_speed(",), _swift),
     ((b"SamplesPerSec=",), _samples),
+    ((b"iter time (s): ",), _pipeline),
     ((b"tps: ", b"wps: "), _titan),
     ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),
     ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),
     ((b"parameters on (tensor",), _counts),
     ((b"padded vocab",), _vocabulary),
+    ((b"-D device mesh with", b"dist_world_size=", b"using world size: "), _world),
     ((b"NVIDIA ", b"GiB memory"), _devices),
 )
 """Words of which every parsed line contains one; lines without any are not even decoded."""
 
 
 def field(text: str, name: str) -> float:
-    """The number of a field of `a: 1 | b (ms): 2 |`; 0 where there is none.
+    """The number of a field of `a: 1 | b (ms): 2 |` or `a=1 | b=2 |`; 0 where there is none.
 
     >>> field("iteration 5/ 10 | lm loss: 1.0 | global batch size:   256 |", "global batch size")
     256.0
     """
-    at = text.find(name + ":")
+    at = max(text.find(name + ":"), text.find(name + "="))
     if at < 0 or (at and text[at - 1] not in " |"):
         return 0.0
     start = at + len(name) + 1

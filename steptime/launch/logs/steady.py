@@ -68,8 +68,8 @@ def steady(log: JobLog, tokens_per_device: float = 0.0, batch: int = 0) -> Stead
     Raises:
         ConfigError: the log has rates and `tokens_per_device` is not given.
     """
-    numbered = bool(len(log.series))
-    series = log.series if numbered else log.unnumbered
+    numbered = bool(len(log.steps))
+    series = log.steps if numbered else log.unnumbered
     lines = [_timed(line, tokens_per_device, batch) for line in series.lines()]
     interval = series.interval
     restarts = sorted(log.starts)[1:] if numbered else []

@@ -99,7 +99,20 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
         | ({"fused_mlp": True} if fused else {})
         | ({"paged_stash": True} if paged else {})
         | ({"flex_backend": "hybridep"} if hybrid else {})
+        | _multiprocessors(keys, deepep=dispatcher == "flex" and not hybrid)
     }
+
+
+def _multiprocessors(keys: JobKeys, *, deepep: bool) -> dict[str, int]:
+    """Those of DeepEP's kernels, where they are said: an even number (deepseek-ai/DeepEP, deep_ep/buffer.py, set_num_sms)."""
+    name = "moe_deepep_num_sms"
+    if not deepep:
+        keys.without_effect(name, "only DeepEP is limited by them")
+        return {}
+    count = keys.whole(name, least=2)
+    if count is not None and count % 2:
+        keys.fail(name, f"expected an even number (got {count}); use {count + 1}")
+    return {} if count is None else {"deepep_sms": count}
 
 
 def _layers(keys: JobKeys) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import put
 from steptime.launch.beside import Beside, is_readable, read_beside
-from steptime.launch.config_functions import CALLED, CLASS, read_function
-from steptime.launch.config_values import Computed
+from steptime.launch.config_functions import CALLED, read_function
+from steptime.launch.config_values import CLASS, Computed
 from steptime.launch.devices import stated, told
 from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
@@ -28,6 +28,7 @@ from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
+from steptime.launch.nemo.train_calls import read_train_call
 from steptime.launch.reading import LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
@@ -84,6 +85,8 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION
+    if not function and "-> run.Partial" not in text and (called := read_train_call(path, file, text, sets, beside)):
+        return called
     _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
@@ -154,15 +157,25 @@ def _by_target(node: Any) -> Any:
 
 
 @cache
+def _recipe_table() -> dict[str, Any]:
+    return parse_mapping(*read_source(FOLDER / "megatron_bridge_recipes.yaml"))
+
+
+@cache
 def recipes() -> dict[str, dict[str, Any]]:
     """What the framework's own recipes set, by the name of their function."""
-    raw = parse_mapping(*read_source(FOLDER / "megatron_bridge_recipes.yaml"))
-    found = {}
-    for name, own in raw["recipes"].items():
-        found[name] = dict(raw["all"])
-        for family, kernels in raw["families"].items():
-            found[name] |= kernels if name.startswith(family) else {}
-        found[name] |= {raw["names"][key]: value for key, value in own.items()}
+    names = _recipe_table()["names"]
+    return {
+        name: _kernels(name) | {names[key]: value for key, value in own.items()}
+        for name, own in _recipe_table()["recipes"].items()
+    }
+
+
+def _kernels(model: str) -> dict[str, Any]:
+    """Fusions that the framework's provider of a model's repository has, by the beginning of the model's name."""
+    found = dict(_recipe_table()["all"])
+    for family, kernels in _recipe_table()["families"].items():
+        found |= kernels if model.startswith(family) else {}
     return found
 
 
@@ -195,7 +208,10 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets, devices: i
     said = _said(tree, path, sets)
     model = {} if preset is None or "model.num_layers" in said else {"model": preset}
     table = load_table("megatron_bridge")
+    provided = preset is not None and "to_megatron_provider" in str((tree.get("model") or {}).get(CLASS))
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
+    if whole and provided:
+        defaults = _kernels(str(preset)) | defaults
     own = recipes().get(base.rpartition(".")[2], {})
     length = re.search(r"_(\d+)k_", base)
     lengths = [size for family, size in table.raw["lengths"].items() if base.startswith(family)]

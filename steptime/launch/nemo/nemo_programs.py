@@ -28,14 +28,14 @@ def as_function(path: str, text: str) -> str:
         ConfigError: it fine-tunes by one of the recipes, or sets the recipe in a loop, by setattr or the like.
     """
     module = syntax_of(text)
-    for body in _main_parts(module):
+    for body in main_parts(module):
         if name := next((found for node in body if (found := _kept_in(node))), ""):
-            kept = _on_which(name, body)
-            if other := next((node for node in body if node not in kept and _sets(name, node)), None):
+            kept = on_which({name}, body)
+            if other := next((node for node in body if node not in kept and sets_part(name, node)), None):
                 what = "sets the recipe in a way that is not read"
                 raise ConfigError(f"{path}: line {other.lineno} {what}; give the log that prints the job's config")
             lines = [ast.unparse(node) for node in kept]
-            inside = [f"args = {_arguments(module)!r}", *lines, f"return {name}"]
+            inside = [f"args = {arguments_of(module)!r}", *lines, f"return {name}"]
             return f"{text}\n\ndef {FUNCTION}():\n" + "\n".join(
                 f"    {line}" for part in inside for line in part.splitlines()
             )
@@ -46,7 +46,7 @@ def as_function(path: str, text: str) -> str:
     return ""
 
 
-def _main_parts(module: ast.Module) -> Iterator[list[ast.stmt]]:
+def main_parts(module: ast.Module) -> Iterator[list[ast.stmt]]:
     """The statements of the module, of `if __name__ == ...` and of `main`."""
     for node in module.body:
         main = isinstance(node, ast.FunctionDef) and node.name == "main"
@@ -64,9 +64,9 @@ def _kept_in(node: ast.stmt) -> str:
     )
 
 
-def _on_which(name: str, body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements that set a variable, or what they need for it; not the arguments, which are given by name."""
-    needed, kept = {name}, list[ast.stmt]()
+def on_which(names: set[str], body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements that set variables, or what they need for these; not the arguments, which are given by name."""
+    needed, kept = set(names), list[ast.stmt]()
     for node in reversed(body):
         sets = {(dotted(target) or [""])[0] for part in ast.walk(node) for target in getattr(part, "targets", [])}
         sets |= (
@@ -80,7 +80,7 @@ def _on_which(name: str, body: list[ast.stmt]) -> list[ast.stmt]:
     return kept
 
 
-def _sets(name: str, node: ast.stmt) -> bool:
+def sets_part(name: str, node: ast.stmt) -> bool:
     """Whether a statement that is not kept sets a part of a variable."""
     parts = [part for part in ast.walk(node) if not isinstance(part, ast.For | ast.comprehension)]
     targets = [target for part in parts for target in [*getattr(part, "targets", []), getattr(part, "target", None)]]
@@ -89,7 +89,7 @@ def _sets(name: str, node: ast.stmt) -> bool:
     return any(dotted(part)[:1] == [name] for part in set_)
 
 
-def _arguments(module: ast.Module) -> dict[str, Any]:
+def arguments_of(module: ast.Module) -> dict[str, Any]:
     """Argument -> its literal default; None without one, unless it is required."""
     found: dict[str, Any] = {}
     for node in ast.walk(module):

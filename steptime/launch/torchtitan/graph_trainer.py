@@ -11,7 +11,8 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.launch.beside import Beside
-from steptime.launch.config_functions import CALLED, CLASS, Tree, read_function
+from steptime.launch.config_functions import CALLED, Tree, read_function
+from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
 
 CONVERSION = "to_graph_trainer_config"

@@ -13,8 +13,8 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
-from steptime.launch.config_functions import CLASS, Tree, read_function
-from steptime.launch.config_values import Computed, split_path
+from steptime.launch.config_functions import Tree, read_function
+from steptime.launch.config_values import CLASS, Computed, split_path
 from steptime.launch.devices import devices_in, of_comment, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
@@ -128,7 +128,8 @@ def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
         name, tree = read_function(path, text, name, "Trainer.Config")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
-        module = PurePath(path).parent
+        here = beside.folder if beside is not None else None
+        module = PurePath(path).parent if here is None else here.resolve()
         named = next((word for word in words if name.startswith(f"{word}_")), "")
         named = named or next((word for word in words if word in PurePath(path).name), name)
         own = module.name in words or module.parent.name == "models"
@@ -144,7 +145,7 @@ def as_toml(tree: Tree) -> Tree:
     given = list(converters.get("converters") or []) if isinstance(converters, dict) else []
     if isinstance(spec, dict):
         spec = {"flavor": (spec.get("_args_") or [None])[0], **spec}
-        tree["model"] = {key: spec[key] for key in _SPEC if spec.get(key) is not None}
+        tree["model"] = {key: spec[key] for key in _SPEC if spec.get(key) is not None} | _set_in(spec.get("model"))
         if spec.get("moe_comm_backend") is not None:
             tree.setdefault("parallelism", {})["expert_parallel_comm_backend"] = spec["moe_comm_backend"]
         given += spec.get("converters") or [] if isinstance(spec.get("converters"), list) else []
@@ -172,6 +173,12 @@ def as_toml(tree: Tree) -> Tree:
     if isinstance(tree.get("training"), dict):
         tree["training"] = _in_sequences(tree["training"])
     return {key: _bare(value) for key, value in tree.items() if value is not None}
+
+
+def _set_in(model: Any) -> Tree:
+    """What statements set inside a registered model (model_spec.model.layer.attention.attn_backend = ...), by the last name."""
+    inside = model if isinstance(model, dict) and CLASS not in model else {}
+    return {name.rpartition(".")[2]: value for name, value in flatten(inside).items()}
 
 
 def _in_sequences(training: Tree) -> Tree:

@@ -134,7 +134,8 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
         raise keys.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
     rest, copies = {"tp": tp, "pp": pp, "cp": cp}, f"{_P}data_parallel_replicate_degree"
     if shard < 0 or told(keys.sets, "parallelism.dp") is not None:
-        copies_of = 2 if replicate > 1 and tp * pp * cp > 1 else 1  # FSDP under the copies, not DDP
+        shared = (replicate > 1 and tp * pp * cp > 1) or keys.words("model.converters")
+        copies_of = 2 if shared else 1  # FSDP under the copies, not DDP; projections that FSDP gathers are converted
         dp = data_parallel(keys, rest, devices, replicas=replicate * copies_of)
         if dp is None:
             fix = f"add --set parallelism.dp=N (devices / {tp * pp * cp}), or set WORLD_SIZE"

@@ -7,9 +7,12 @@ from copy import deepcopy
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from steptime.base.config import ConfigError
 from steptime.job.job import Job, facts
 from steptime.job.megatron_expert_rules import woven_in_one_stage
+from steptime.job.stated import RECOMPUTE, WORD, stated
 from steptime.launch.read import read_as
 from steptime.launch.reading import to_job
 from steptime.launch.write.torchtitan_toml import flavor
@@ -25,7 +28,6 @@ KINDS = {
 _MEGATRON_CORE = {"megatron", "bridge", "nemo"}
 _LABELS = {"model": ("name", "source")}
 """Keys that only label a plan."""
-RECOMPUTE, WORD = "performance.recompute", "performance.activation_checkpointing_type"
 _SECTIONS = ("hardware", "cross_dc", "run")
 """Sections that launch files do not have."""
 
@@ -38,6 +40,8 @@ class Written(NamedTuple):
     """Dotted key of the plan -> value: settings that the file does not contain; the file with these settings is the plan."""
     reader: str
     """The kind that reads it."""
+    stated: dict[str, Any]
+    """Those of them that the plan itself states; the others are defaults, most of them of its software profile."""
 
 
 def write(job: Job, kind: str) -> Written:
@@ -64,12 +68,42 @@ def write(job: Job, kind: str) -> Written:
             except ConfigError:
                 break
             if not missing:
-                return Written(text, sets, reader)
-            sets |= missing
+                return Written(text, sets, reader, stated_of(job, sets))
+            software = {path: value for path, value in missing.items() if path == "performance.software"}
+            sets |= software or missing  # a profile brings its own defaults
         section, _, name = key.partition(".")
         sets = {path: value for path, value in sets.items() if not path.startswith(f"{key}.")}
         sets[key] = whole[section][name] if name else whole[section]
     raise AssertionError(f"{kind}: the file is not read back")  # a fault of ours: all sections are set
+
+
+def stated_of(job: Job, sets: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a resolved plan, by dotted key, that the plan itself states; of a whole section only these."""
+    found: dict[str, Any] = {}
+    for path, value in sets.items():
+        own = stated(job, path)
+        if own is not None and value is not None:
+            plain_value = value if path in {RECOMPUTE, WORD} else _own(own, value)
+            found[path] = job.model.name if path == "model" and job.model.name else plain_value
+    return found
+
+
+def _own(node: Any, value: Any) -> Any:
+    """A resolved value without what `node` does not state."""
+    if not isinstance(node, BaseModel) or not isinstance(value, Mapping):
+        return value
+    own = {key: getattr(node, key) for key in value if key in node.model_fields_set}
+    return {key: _own(said, value[key]) for key, said in own.items() if said is not None}
+
+
+def notes(job: Job, kind: str) -> list[str]:
+    """What is to be known of a file beside its settings."""
+    profile = job.software
+    if kind != "torchtitan" or not profile.name.startswith("torchtitan") or not profile.as_of:
+        return []
+    return [
+        f"torchtitan reads job configs in TOML up to v0.2.2 of February 2026; the plan's profile is of {profile.as_of}"
+    ]
 
 
 def refused(job: Job, kind: str) -> list[str]:

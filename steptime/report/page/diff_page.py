@@ -11,10 +11,10 @@ from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.breakdown import part_name
 from steptime.report.format import gib, percent, seconds
 from steptime.report.headline import VERDICTS
-from steptime.report.page.document import document, section
 from steptime.report.page.markup import Html, el, join, legend, table, to_copy, tools
 from steptime.report.page.memory_charts import memory_bar, memory_legend, parts_of
-from steptime.report.page.tables import plain_table
+from steptime.report.page.page_tables import plain_table
+from steptime.report.page.whole_page import document, section
 from steptime.report.palette import time_class
 from steptime.report.table import ReportSection, Table
 

@@ -7,13 +7,13 @@ from math import log
 from typing import Any
 
 from steptime import __version__
-from steptime.report import layout_rows, search_tables
+from steptime.report import layout_rows, search_answer, search_tables
 from steptime.report.format import GIB, seconds
 from steptime.report.page.axis_ticks import round_ticks, time_ticks
 from steptime.report.page.diff_page import ComparedPlan, memories, plan_text, steps
-from steptime.report.page.document import document, facts, section
 from steptime.report.page.markup import Html, el, join, tools
-from steptime.report.page.tables import plain_table
+from steptime.report.page.page_tables import plain_table
+from steptime.report.page.whole_page import document, facts, section
 from steptime.report.table import FactList, ReportSection
 from steptime.search.changes import words
 from steptime.search.front import REACH
@@ -29,7 +29,7 @@ CELL = 3.0
 def page(found: Search, top: int) -> str:
     """The whole document."""
     best = found.best
-    name = search_tables.title(found)
+    name = search_answer.title(found)
     if best is None:
         sections = [_section(table) for table in (search_tables.nothing_fits(found), *search_tables.refused(found))]
         body = join(*sections)
@@ -60,7 +60,7 @@ def _sections(found: Search, best: Layout, top: int) -> list[Html]:
         search_tables.layouts_table(found, "by the objective", found.top(top)),
         search_tables.choices(found, wide=True),
     ]
-    answer = search_tables.answer(found, best)
+    answer = search_answer.answer(found, best)
     return [
         section("best", "The best", facts(answer)),
         section("front", "Memory against step time", scatter(found, layouts)),

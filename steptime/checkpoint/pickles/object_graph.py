@@ -7,7 +7,7 @@ from typing import Any
 
 from steptime.checkpoint.pickles.tensors import tensors_of
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Pid, Ref, mapping, pairs
-from steptime.checkpoint.records import StoredTensor
+from steptime.checkpoint.stored_records import StoredTensor
 
 MAX_DEPTH = 200
 SCALARS = (str, int, float, bool, type(None))

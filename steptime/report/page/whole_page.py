@@ -17,7 +17,7 @@ from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details, switch_tables
 from steptime.report.headline import answer, fix_cost, fixes, headline, phrases
-from steptime.report.page import memory_charts, tables, time_charts
+from steptime.report.page import memory_charts, page_tables, time_charts
 from steptime.report.page.markup import Html, el, join, linked, to_copy, tools
 from steptime.report.page.schedule_data import schedule, schedule_data
 from steptime.report.palette import css
@@ -130,8 +130,8 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
         "The step in time",
         join(schedule(estimate), el("h3", "Memory over the step"), memory_charts.over_time(estimate, timeline)),
     )
-    yield "gemms", "Matrix multiplies", tables.gemms(estimate)
-    yield "collectives", "Collectives", tables.collectives(estimate) if estimate.collectives else None
+    yield "gemms", "Matrix multiplies", page_tables.gemms(estimate)
+    yield "collectives", "Collectives", page_tables.collectives(estimate) if estimate.collectives else None
     pipeline, run = details.pipeline(estimate), details.run(estimate)
     yield "pipeline", "Pipeline", facts(pipeline) if pipeline else None
     yield "scaling", "Weak scaling: the same work per device", time_charts.weak_scaling(estimate)
@@ -196,7 +196,7 @@ def _evidence(estimate: Estimate) -> Html:
     beyond = (
         el("ul", *(el("li", f"extrapolated: {text}") for text in basis.extrapolation)) if basis.extrapolation else None
     )
-    return join(time_charts.interval(estimate), el("p", words), beyond, tables.nearest(estimate))
+    return join(time_charts.interval(estimate), el("p", words), beyond, page_tables.nearest(estimate))
 
 
 def _assumed(estimate: Estimate) -> Html:

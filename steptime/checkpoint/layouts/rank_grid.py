@@ -7,7 +7,7 @@ from itertools import islice, product
 from math import prod
 from typing import Any
 
-from steptime.checkpoint.records import Section, StoredTensor
+from steptime.checkpoint.stored_records import Section, StoredTensor
 
 MAX_LINES = 10
 MAX_GRID = 1 << 20  # ranks; more is a number somebody wrote into a name or an argument, not a job

@@ -99,12 +99,11 @@ class Context:
 
     def price(self, op: Comm, kind: str, bytes_: Num | None = None) -> CommCost:
         """Seconds of one collective over the group of its axis; of the op's bytes unless `bytes_` is given."""
-        group, sent = self.groups[op.axis], op.bytes if bytes_ is None else bytes_
+        sent = op.bytes if bytes_ is None else bytes_
         if op.routing is not None and kind == "all_to_all":
-            from steptime.cost.exchange import exchange, score_bytes
+            from steptime.cost.exchange import kernel_rate, priced
 
-            copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
-            return exchange(sent + score_bytes(op, group, self.tiers), op.routing, group, self.tiers, copies)
+            return priced(op, sent, self.groups, self.tiers, kernel_rate(self.software, self.rates.sm_count))
         return self.collective(kind, sent, op.axis)
 
     def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:

@@ -18,7 +18,7 @@ from steptime.bench.rank_log import LOG
 from steptime.bench.runnable import as_run, layout_name, unsupported
 from steptime.bench.runs import adamw, bandwidth, collectives, gemm, operands, sdpa
 from steptime.bench.runs.block import BlockRow, run_block
-from steptime.bench.runs.layouts import lay_out, make_mesh
+from steptime.bench.runs.engines import lay_out, make_mesh
 from steptime.bench.runs.step import StepRow, run_steps
 from steptime.bench.runs.training import Trainer
 from steptime.bench.runs.truths import TorchCount, layout_truths, truths

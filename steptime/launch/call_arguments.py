@@ -1,0 +1,48 @@
+"""Arguments of Python calls whose values are known: which parameter each sets, and mappings that are unpacked with `**`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steptime.launch.config_values import CLASS, Computed
+
+
+def bound(
+    function: ast.FunctionDef, defaults: Mapping[str, Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Parameter -> value; one that is not given and has no default is `Computed`, and `**name` holds what no other takes."""
+    takes = function.args
+    places = [item.arg for item in [*takes.posonlyargs, *takes.args]]
+    names: dict[str, Any] = {
+        item.arg: Computed(function.lineno, item.arg) for item in [*takes.posonlyargs, *takes.args, *takes.kwonlyargs]
+    }
+    own = {key: value for key, value in keywords.items() if key in names or takes.kwarg is None}
+    names |= dict(defaults) | dict(zip(places, args, strict=False)) | own
+    if takes.kwarg is not None:
+        names[takes.kwarg.arg] = {key: value for key, value in keywords.items() if key not in own}
+    return names
+
+
+def default_nodes(function: ast.FunctionDef) -> list[tuple[str, ast.expr]]:
+    """The parameters of a function that have defaults, with the expressions of these."""
+    takes = function.args
+    places = [item.arg for item in [*takes.posonlyargs, *takes.args]]
+    return [
+        *zip(places[len(places) - len(takes.defaults) :], takes.defaults, strict=True),
+        *((item.arg, node) for item, node in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if node),
+    ]
+
+
+def unpacked(parts: Sequence[tuple[str | None, Any]]) -> dict[str, Any] | None:
+    """The mapping of `{"a": 1, **rest}` or `f(a=1, **rest)`, later values over earlier ones; None where a `rest` is not known."""
+    found: dict[str, Any] = {}
+    for key, value in parts:
+        if key is not None:
+            found[key] = value
+        elif isinstance(value, dict) and CLASS not in value:
+            found |= value
+        else:
+            return None
+    return found

@@ -1,0 +1,39 @@
+"""The command that DeepSpeed's launcher prints at the beginning of a log, as a launch script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from base64 import urlsafe_b64decode
+
+from steptime.base.document import parse_mapping
+
+_COMMAND = re.compile(r"\bcmd = .*?\s-m deepspeed\.launcher\.launch --world_info=([\w=-]+)\s([^\n\r]+)")
+"""deepspeedai/DeepSpeed deepspeed/launcher/runner.py, main: "cmd = ..." with the processes of each host as JSON in base64."""
+
+
+def started_by(head: str) -> str:
+    """`deepspeed --num_nodes N --num_gpus M PROGRAM ARGUMENTS`; "" where the log prints no such command.
+
+    >>> started_by("[runner.py:568:main] cmd = /usr/bin/python3 -u -m deepspeed.launcher.launch "
+    ...     "--world_info=eyJhIjogWzAsIDFdfQ== --master_port=29500 train.py --bf16 True")
+    'deepspeed --num_nodes 1 --num_gpus 2 train.py --bf16 True'
+    """
+    if (found := _COMMAND.search(head)) is None:
+        return ""
+    words = found[2].split()
+    while words and words[0].startswith("-"):  # the launcher's own options, each one word
+        words.pop(0)
+    counts = _processes(found[1])
+    if not words or len(set(counts)) != 1:
+        return ""
+    return shlex.join(["deepspeed", "--num_nodes", str(len(counts)), "--num_gpus", str(counts[0]), *words])
+
+
+def _processes(world: str) -> list[int]:
+    """Processes on each host; none where the text is not the launcher's."""
+    try:
+        hosts = parse_mapping(urlsafe_b64decode(world).decode(), "world_info")
+    except ValueError:
+        return []
+    return [len(ranks) for ranks in hosts.values() if isinstance(ranks, list)]

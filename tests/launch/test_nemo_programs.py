@@ -1,0 +1,75 @@
+"""Programs of NeMo 2.0 that give objects of their own to llm.train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_files_of_forks import asked, written
+
+PROGRAM = """\
+    import argparse
+    from nemo import lightning as nl
+    from nemo.collections import llm
+    from megatron.core.optimizer import OptimizerConfig
+
+    def options():
+        own = argparse.ArgumentParser()
+        own.add_argument("--layers", type=int, default=6)
+        return own
+
+    if __name__ == "__main__":
+        args = options().parse_args()
+        length = 1024
+        data = llm.MockDataModule(seq_length=length, global_batch_size=32)
+        size = llm.GPTConfig(num_layers=args.layers, hidden_size=512, ffn_hidden_size=2048, num_attention_heads=8)
+        model = llm.GPTModel(size, tokenizer=data.tokenizer)
+        strategy = nl.MegatronStrategy(tensor_model_parallel_size=2, pipeline_dtype=torch.bfloat16)
+        config = OptimizerConfig(optimizer="adam", bf16=True, use_distributed_optimizer=True)
+        optimizer = nl.MegatronOptimizerModule(config=config)
+        trainer = nl.Trainer(devices=8, num_nodes=2, strategy=strategy, plugins=nl.MegatronMixedPrecision(precision="bf16-mixed"))
+        print("starting")
+        llm.train(model=model, data=data, trainer=trainer, log=nl.NeMoLogger(), optim=optimizer)
+"""
+
+
+def test_a_program_without_a_recipe(tmp_path: Path) -> None:
+    """16 devices over tp 2 are 8 ranks; a micro-batch of 4 and GPT-2's 50,257 entries are MockDataModule's own."""
+    plan = written(tmp_path, "run.py", PROGRAM).config
+    assert {key: plan["model"][key] for key in ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "vocab_sz")} == {
+        "n_layers": 6, "hidden_sz": 512, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 50257,
+    }  # fmt: skip
+    assert {key: plan["parallelism"][key] for key in ("tp", "dp", "zero_level")} == {"tp": 2, "dp": 8, "zero_level": 1}
+    assert plan["data"] == {"gbs": 32, "microbatch_sz": 4, "seqlen": 1024}
+    assert plan["performance"]["precision"] == "bf16"
+
+
+def test_a_class_with_sizes_of_its_own(tmp_path: Path) -> None:
+    """nemo/collections/llm/gpt/model/llama.py, Llama2Config7B."""
+    old = PROGRAM[PROGRAM.index("llm.GPTConfig(") : PROGRAM.index(")\n        model")]
+    plan = written(tmp_path, "run.py", PROGRAM.replace(old, "llm.Llama2Config7B(bias_dropout_fusion=True")).config
+    assert (plan["model"]["n_layers"], plan["model"]["inter_sz"], plan["model"]["glu"]) == (32, 11008, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("llm.MockDataModule", "OwnData", "data: micro_batch_size is that of a module of its own;"),
+        (
+            "global_batch_size=32",
+            "global_batch_size=32, tokenizer=own()",
+            "vocabulary size unknown (tokenizer of its own);",
+        ),
+        ("llm.GPTModel(size, tokenizer=data.tokenizer)", "own_model()", "model of llm.train is not read;"),
+        ('print("starting")', "setattr(size, 'num_layers', 2)", "line 21 sets the job in a way that is not read;"),
+        (
+            "num_layers=args.layers",
+            "num_layers=depth()",
+            "model.config.num_layers: expected a whole number of at least 1",
+        ),
+    ],
+)
+def test_what_such_a_program_leaves_unsaid(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in PROGRAM
+    (problem,) = asked(tmp_path, "run.py", PROGRAM.replace(old, new))
+    assert problem.startswith(said)
