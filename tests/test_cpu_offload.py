@@ -7,7 +7,6 @@ import pytest
 import search_jobs as search
 
 from steptime.answer.result import estimate
-from steptime.base.config import ConfigError
 from steptime.commands.cli import main
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
@@ -293,19 +292,6 @@ def test_seconds_of_zero_offload():
     assert host.waited_s == pytest.approx(42 * N / 12e9)
 
 
-def test_zero_offload_at_stage_2():
-    """The device keeps 2 B of parameters alone; the host 4 + 4 + 8 of fp32 and a rounded parameter. Gradients go down in fp32."""
-    plan = offloaded().replace(**{"parallelism.zero_level": 2})
-    found = estimate(plan)
-    (row,), host = found.memory.stages, found.timing.optimizer.host
-    assert (row.params_bytes, row.gradients_bytes, row.optimizer_bytes) == (pytest.approx(2 * 8 * N), 0.0, 0.0)
-    assert found.memory.host_bytes == pytest.approx(18 * 8 * N)
-    assert (host.down_s, host.up_s) == pytest.approx((4 * N / 55.6e9, 2 * N / 55.6e9))
-    assert host.waited_s == pytest.approx(42 * N / 12e9)
-    with pytest.raises(ConfigError, match="2 micro-batches is not modeled yet"):
-        plan.replace(**{"data.gbs": 16})
-
-
 def test_gradients_of_zero_offload_go_down_in_backward():
     """2 B down and 2 B up in each micro-batch, and 4 B of fp32 down after the last: in each of two 6 B at 55.6 GB/s."""
     there = estimate(offloaded(micro_batches=2)).timing.fsdp
@@ -340,11 +326,10 @@ def test_bytes_of_each_framework():
     """What is not named is not moved. Megatron: 16 held, 28 touched, 4 down, 4 up, cast from 4 to 2, and with all masters on the
     host 4 read once more. FSDP in fp32: 16 held, 28 and 12 touched; 4 up and 4 down beside the collectives, 12 to add. ZeRO: 18
     held, 42 touched, 2 up; a micro-batch's 2 go down and come up, and of two 4 / 2 of fp32; with parameters 20 held and the 2
-    gathered; at stage 2 4 down, 2 up.
+    gathered.
     """
     assert bytes_on_host(on_host()) == OnHost(16, 28, down=4, up=4, cast=6, beside=4)
     assert bytes_on_host(on_host(keep_masters=True)).beside == 0
     assert bytes_on_host(sharded()) == OnHost(16, 28 + 12, gathered=4, reduced=4, added=12)
     assert bytes_on_host(offloaded(2)) == OnHost(18, 42, up=2, reduced=4 + 4 / 2)
     assert bytes_on_host(offloaded(2, params=True)) == OnHost(20, 42, gathered=2, reduced=4 + 4 / 2)
-    assert bytes_on_host(offloaded().replace(**{"parallelism.zero_level": 2})) == OnHost(18, 42, down=4, up=2)

@@ -108,26 +108,32 @@ OFFLOAD_RULES = [
         "states on the host, framework",
         "performance.cpu_offload",
         "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, FSDP2 or "
-        "DeepSpeed with 3, or DeepSpeed with 2 and only {{optimizer: 1}}",
+        "DeepSpeed with 3, or DeepSpeed with 1 or 2 and only {{optimizer: 1}}",
         lambda f: (
             (f.cpu_offload.share == 0.0)
             | (f.family == "megatron-core") & (f.zero_level == 1)
             | (f.family == "fsdp2") & (f.zero_level >= 2)
             | (f.family == "deepspeed") & (f.zero_level == 3)
             | (f.family == "deepspeed")
-            & (f.zero_level == 2)
+            & ((f.zero_level == 1) | (f.zero_level == 2))
             & (f.cpu_offload.share == 1.0)
             & (not f.cpu_offload.params)
         ),
     ),
-    # deepspeed/runtime/zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu: sums come and go with each micro-batch
     Rule(
-        "states on the host, sums of gradients",
-        "performance.cpu_offload",
-        "DeepSpeed's zero_level 2 with {f.microbatches} micro-batches is not modeled yet; use one, or zero_level 3",
+        "states on the host, ranks in turn",
+        "performance.cpu_offload.round_robin",
+        "is an option of DeepSpeed at zero_level 1 and 2 (got {f.software}, {f.zero_level}); remove it",
         lambda f: (
-            (f.cpu_offload.share == 0.0) | (f.family != "deepspeed") | (f.zero_level == 3) | (f.microbatches == 1)
+            (not f.cpu_offload.round_robin) | (f.family == "deepspeed") & ((f.zero_level == 1) | (f.zero_level == 2))
         ),
+    ),
+    # DeepSpeed's pipelines: gradients of the first stages are copied while later ones compute
+    Rule(
+        "states on the host, DeepSpeed's pipelines",
+        "performance.cpu_offload",
+        "not modeled yet for DeepSpeed with pp {f.pp}; use pp 1",
+        lambda f: (f.cpu_offload.share == 0.0) | (f.family != "deepspeed") | (f.pp == 1),
     ),
     Rule(
         "states on the host, FSDP",

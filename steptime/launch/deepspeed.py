@@ -18,6 +18,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.replaced_kernels import DEEPCOMPILE, of_ds_config
+from steptime.launch.zero_offload import offload_of
 from steptime.model.model import Model
 
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -131,41 +132,6 @@ def plus_plus_of(keys: JobKeys, level: int) -> dict[str, Any]:
     found: dict[str, Any] = {"hpz_partition_size": ranks} if (ranks := keys.count(_HPZ, 1, least=0) or 1) > 1 else {}
     switches = {"quantized_weights": _QWZ, "quantized_gradients": _QGZ}
     return found | {name: True for name, key in switches.items() if keys.on(key)}
-
-
-_OPTIMIZER_AT = ("zero_optimization.offload_optimizer.device", "zero_optimization.cpu_offload")
-_PARAMS_AT = (
-    "zero_optimization.offload_param.device", "zero_optimization.cpu_offload_param", "zero_optimization.cpu_offload_params",
-)  # fmt: skip
-
-
-def offload_of(
-    keys: JobKeys, level: int, optimizer: tuple[str, ...] = _OPTIMIZER_AT, params: tuple[str, ...] = _PARAMS_AT
-) -> dict[str, Any]:
-    """What ZeRO-Offload keeps on the host: optimizer states, or a ratio of them, and parameters.
-
-    `optimizer` and `params`: the keys that set it, the device first, then older switches.
-    """
-    found: dict[str, Any] = {}
-    for part, names, what in (("optimizer", optimizer, "optimizer states"), ("params", params, "parameters")):
-        said = [name for name in names if str(keys.get(name)).lower() not in {"none", "null", "false"}]
-        if not said:
-            continue
-        device = str(keys.get(said[0]))
-        if part == "params" and level != 3:
-            keys.without_effect(said[0], f"parameters leave the device only at stage 3 (got {level}; zero/config.py)")
-        elif device not in {"cpu", "True"}:
-            keys.leave_out(said[0], f"{what} on {device}")
-        elif level != 3:
-            keys.leave_out(said[0], f"{what} in host memory at stage {level}")
-        elif part == "optimizer":
-            found["optimizer"] = float(keys.get("zero_optimization.offload_optimizer.ratio") or 1.0)
-        else:
-            found["params"] = True
-    if "params" in found and "optimizer" not in found:  # partitions on the host, updated on the device
-        keys.leave_out(params[0], "parameters in host memory without optimizer states")
-        return {}
-    return found
 
 
 def _json(path: str, text: str) -> dict[str, Any]:

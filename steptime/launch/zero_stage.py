@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.launch.beside import Beside
-from steptime.launch.deepspeed import offload_of, put_deepspeed_config
+from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import told
 from steptime.launch.figures import Figures, size_of
+from steptime.launch.zero_offload import offload_of
 
 
 def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> None:

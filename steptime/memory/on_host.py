@@ -11,7 +11,7 @@ from steptime.software.state_bytes import FP32
 class OnHost(NamedTuple):
     """Bytes per parameter that the host updates."""
 
-    held: float
+    held: Num
     """In host memory."""
     touched: float
     """Read and written in host memory by the update."""
@@ -29,6 +29,10 @@ class OnHost(NamedTuple):
     """Copied from the device after each reduce-scatter."""
     added: float = 0.0
     """Read and written in host memory to add the gradients of a further micro-batch."""
+    readied: float = 0.0
+    """Read and written in device memory for the gradients that go down."""
+    summed: float = 0.0
+    """Of a sum of micro-batches' gradients that goes down after each, and comes up before it is added to."""
 
 
 def on_host(job: Job) -> OnHost:
@@ -71,25 +75,69 @@ def sharded(job: Job) -> OnHost:
 
 
 def zero_offload(job: Job) -> OnHost:
-    """DeepSpeed's ZeRO-Offload (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage3.py, stage_1_and_2.py).
+    """DeepSpeed's ZeRO-Offload (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage3.py).
 
     The host has an fp32 parameter, an fp32 gradient, two moments, and the partition of gradients in the dtype in which they
     accumulate; with offload_param the parameter of the compute dtype too. In each micro-batch that partition goes down, and comes
     up to be worked on or added to; after the last one its fp32 copy goes down (partition_grads,
     _offload_grad_partition_at_boundary). On the host gradients are scaled in place, 8 bytes, Adam moves 28, and parameters are
     cast, 6, as copies that block are cast where they come from (_reassign_or_swap_out_partitioned_parameters); then they go up,
-    or before each gather (partition_parameters.py). At stage 2 the single micro-batch's gradients go down in fp32 alone, and
-    parameters are rounded in a separate buffer (async_inplace_copy_grad_to_fp32_buffer_from_gpu, step).
+    or before each gather (partition_parameters.py).
     """
     software, away = job.software, job.performance.cpu_offload.params
     size, sums = software.bytes_of(software.states.param_dtype), software.bytes_of(software.states.main_grad_dtype)
     moments = job.software.state_bytes.moments
     held = 2.0 * FP32 + moments + sums + (size if away else 0.0)
     touched = 2.0 * FP32 + 3.0 * FP32 + 2.0 * moments + FP32 + size
-    if job.zero_level == 2:
-        return OnHost(2.0 * FP32 + moments + size, touched, down=FP32, up=size)
+    if job.zero_level < 3:
+        return whole_offload(job, touched)
     reduced = 2.0 * sums + FP32 / job.microbatches
     return OnHost(held, touched, up=0.0 if away else size, gathered=size if away else 0.0, reduced=reduced)
+
+
+FP64, FLAG = 8.0, 1.0
+"""Bytes of a number in double precision, and of a truth value."""
+
+
+def whole_offload(job: Job, touched: float) -> OnHost:
+    """ZeRO-Offload at stages 1 and 2 (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage_1_and_2.py).
+
+    The host has an fp32 parameter, an fp32 gradient, two moments, and a buffer of rounded parameters (__init__); its update moves
+    `touched` bytes (unscale_and_clip_grads, step), and the rounded parameters go up. After the last micro-batch the gradient goes
+    down in fp32 (async_inplace_copy_grad_to_fp32_buffer_from_gpu). Before that the device takes its norm in double precision
+    (set_norm_for_param_grad_in_gpu: cast, read), looks for inf and nan (_has_inf_or_nan: float, isnan, abs, == inf, or, float,
+    max) and casts it. At stage 2 every one of several micro-batches is added to a sum of the parameters' dtype on the host: it
+    goes down, and but for the first comes up before (async_accumulate_grad_in_cpu_via_gpu). At stage 1 the device adds them up,
+    and the step's one reduction finds `micro_step_id` 0 (setup_buckets, copy_grads_in_partition).
+    """
+    software = job.software
+    size = software.bytes_of(software.states.param_dtype)
+    held = 2.0 * FP32 + job.software.state_bytes.moments + size
+    norm = (size + FP64) + FP64
+    finite = (size + FP32) + (FP32 + FLAG) + 2.0 * FP32 + (FP32 + FLAG) + 3.0 * FLAG + (FLAG + FP32) + FP32
+    readied = norm + finite + (size + FP32)
+    summed = size if job.zero_level == 2 else 0.0
+    return OnHost(held + summed * (job.microbatches > 1), touched, FP32, size, readied=readied, summed=summed)
+
+
+def offload_buffers(job: Job, held: CountedParams, bucket: Num) -> Num:
+    """Bytes of the device's buffers of ZeRO-Offload at stages 1 and 2: buckets of gradients, and the largest parameter's sum.
+
+    Same file: setup_buckets makes one buffer of reduce_bucket_size elements, `bucket`, and with overlap_comm a second;
+    temp_grad_buffer_for_gpu_offload stays.
+    """
+    if not follows_buckets(job):
+        return 0.0
+    most: Num = 0.0
+    for params, _ in held:
+        for p in params:
+            most = maximum(most, p.each)
+    return job.software.itemsize * (bucket * (1.0 if job.software.overlap.dp is False else 2.0) + most)
+
+
+def follows_buckets(job: Job) -> bool:
+    """Whether a job is one of ZeRO-Offload at stage 1 or 2, whose copies to the host follow the buckets of the reduction."""
+    return job.software.family == "deepspeed" and job.performance.cpu_offload.share > 0.0 and job.zero_level in {1, 2}
 
 
 def staging_bytes(job: Job, held: CountedParams, owned: Num) -> Num:

@@ -12,7 +12,7 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams, Pieces
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Run, round_up, run_buckets
-from steptime.memory.on_host import on_host, staging_bytes
+from steptime.memory.on_host import follows_buckets, offload_buffers, on_host, staging_bytes
 from steptime.memory.optimizer_moments import mean_moments, unevenness, update_temporaries
 from steptime.model.lora import NF4, PROJECTIONS
 from steptime.software.performance import ITEMSIZE
@@ -98,7 +98,8 @@ def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> St
     trained = size.params * (shard if level == 3 else padded) + quantized * extra_bytes(job)
     return States(
         params_bytes=trained + frozen_bytes(assembly, chunks) / (shard_ranks(job) if level == 3 else 1),
-        gradients_bytes=size.gradients * (kept * shard if level >= 2 else padded * gradient_sets(job)),
+        gradients_bytes=size.gradients * (kept * shard if level >= 2 else padded * gradient_sets(job))
+        + (offload_buffers(job, held, first_bucket_size(assembly, chunks[0])) if follows_buckets(job) else 0.0),
         optimizer_bytes=masters
         + kept * sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
@@ -237,6 +238,11 @@ def bucket_size(job: Job, runs: Sequence[Run]) -> Num:
     if p.bucket_size_mb is not None:
         return p.bucket_size_mb * 1e6 / software.bytes_of(software.states.main_grad_dtype)
     return maximum(software.layout.bucket_elements, software.layout.bucket_elements_per_dp * p.dp * p.cp)
+
+
+def first_bucket_size(assembly: Assembly, chunk: Chunk) -> Num:
+    """Elements per gradient bucket of a chunk that is cut into buckets."""
+    return bucket_size(assembly.job, [run for runs in backward_runs(assembly, chunk).values() for run in runs])
 
 
 class PartialGradients(NamedTuple):

@@ -12,9 +12,10 @@ from steptime.base.rows import CollectiveRow
 from steptime.base.words import counted
 from steptime.cost.part_seconds import CommCall
 from steptime.job.assembly import Chunk
+from steptime.job.job import Job
 from steptime.job.mesh import comm_part
 from steptime.job.parts import Part
-from steptime.memory.on_host import on_host
+from steptime.memory.on_host import follows_buckets, on_host
 from steptime.report.breakdown import part_title
 from steptime.report.constants import constant, machine_source
 from steptime.report.explain_attention import attention
@@ -111,13 +112,27 @@ def host_copies(estimate: Estimate) -> FactList:
         if call.axis == "host"
     ]
     if estimate.job.performance.cpu_offload.share:
-        host, per = estimate.timing.optimizer.host, on_host(estimate.job)
+        host, per, several = estimate.timing.optimizer.host, on_host(estimate.job), not estimate.job.single_microbatch
         overlap = estimate.job.performance.cpu_offload.overlap
         how = "tensor by tensor, overlapped with the update" if overlap else "not overlapped"
-        down, up = f"{per.down:g} B a parameter down: {seconds(host.down_s)}", f"{per.up:g} B up: {seconds(host.up_s)}"
+        sums = f", {per.summed:g} B of its sum each way in every micro-batch" * (per.summed > 0 and several)
+        down = f"{per.down:g} B a parameter down{sums}: {seconds(host.down_s)}"
+        up = f"{per.up:g} B up: {seconds(host.up_s)}"
         facts.append(Fact("states", [f"{down}; {up}; {how}: {seconds(host.copied_s)} exposed"]))
+        if follows_buckets(estimate.job):
+            turn = float(estimate.timing.optimizer.in_turn)
+            facts.append(Fact("in turn", [f"gradients of {whole(round(turn))} parameters go down one after another"]))
     facts.append(Fact("source", [f"host_bytes_per_s: {machine_source(estimate.job, 'accelerator.host_bytes_per_s')}"]))
     return FactList(part_title(estimate, "host_comm"), facts)
+
+
+def gradients_held(job: Job) -> str:
+    """Bytes of gradients on a device, and what is on the way to the host."""
+    each = f"{job.software.state_bytes.gradients:g} B each, sharded at zero_level 2 and above"
+    if not follows_buckets(job):
+        return each
+    kept = "" if job.zero_level == 2 else f"{each}; "
+    return f"{kept}buckets of the reduction, which are copied to the host, and a buffer for the largest parameter"
 
 
 def host_optimizer(estimate: Estimate) -> FactList:

@@ -24,6 +24,7 @@ from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 from steptime.report.breakdown import RECEIVE_BUFFERS
 from steptime.report.constants import abbreviations, constant, setting_source
+from steptime.report.explain_parts import gradients_held
 from steptime.report.format import gib, in_gib, percent, whole
 from steptime.report.headline import RULE
 from steptime.report.table import Fact, FactList
@@ -97,7 +98,7 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     if states.padded_buckets and job.zero_level:
         counted += f"; buckets are padded ({setting_source(job, 'padded_buckets')})"
     params = f"{size.params:g} B each, sharded at zero_level 3{_other_parameters(estimate, row, sum(groups.values()))}"
-    gradients = f"{size.gradients:g} B each, sharded at zero_level 2 and above"
+    gradients = gradients_held(job)
     if (to_come := _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes) > 0.0:
         gradients += f"; {in_gib(to_come)} GiB of them are not allocated at the peak"
     found = [Fact("held", [counted])]

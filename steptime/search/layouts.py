@@ -231,7 +231,6 @@ class Pipelines:
     ) -> Num:
         """Seconds of a step: around the pipeline gradients, parameters, optimizer, what tensor-parallel and end stages reduce."""
         m = self.grid.gbs // (rows.dp * rows.microbatch_sz)
-        straggler = straggler_s(self.view(stages, rows), pipe.makespan_s)
         share, net = job.software.overlap.dp, networks(ends.view, ends.tiers)["dense"]
         slowed = contention(net.shards, ends.tiers) + 0.0 * ends.states.optimizer_s
         reduced = step_seconds.reduce_s(
@@ -243,8 +242,9 @@ class Pipelines:
             gathered = step_seconds.gather_s(stages, figures, pipe, ends.gathers, at, share, slowed[at], broadcast=cast)
         partials = [of.partial for of in ends.states.held]
         partial = rows.sp * step_seconds.partial_s(pipe, partials, at, self.priced, ends.view.parallelism.tp)
-        after = reduced + gathered + ends.states.embedding_s[at] + partial + ends.states.optimizer_s[at]
-        return pipe.makespan_s + after + straggler
+        updated = step_seconds.update_s(job, self.priced, pipe, ends.states, at, m)
+        after = reduced + gathered + ends.states.embedding_s[at] + partial + updated
+        return pipe.makespan_s + after + straggler_s(self.view(stages, rows), pipe.makespan_s)
 
     def memory(
         self, stages: Stages, moments: list[tuple[int, PeakMoment]], ends: AroundPipeline, rows: LayoutRows, at: Any

@@ -84,6 +84,8 @@ class PipelineStates(NamedTuple):
     """Of each kind of stage."""
     optimizer_s: Num
     embedding_s: Num
+    in_turn: Num
+    """Parameters whose gradients go to the host one after another."""
 
 
 class AroundPipeline(NamedTuple):
@@ -157,8 +159,9 @@ def _states_and_buckets(assembly: Assembly, size: int, priced: Pricing) -> tuple
         held.append(StageStates(*bytes_, of.owned, of.update_bytes, of.kept_masters, of.gathered_itemsize, *beside))
         cuts.append(mine)
     over_tp = {**priced.context.groups, "tp": group(assembly.job.parallelism, "tp", n_dcs=priced.n_dcs)}
-    update = optimizer_step(assembly, replace(priced.context, groups=over_tp)).time_s
-    return PipelineStates(tuple(held), update, embedding_reduce(assembly, priced).time_s), cuts
+    update = optimizer_step(assembly, replace(priced.context, groups=over_tp))
+    reduced = embedding_reduce(assembly, priced).time_s
+    return PipelineStates(tuple(held), update.time_s, reduced, update.in_turn), cuts
 
 
 def _together(cuts: Sequence[Cut], places: Sequence[Any], known: dict[tuple[int, ...], Cut]) -> Cut:

@@ -17,10 +17,11 @@ from steptime.job.job import Job
 from steptime.job.mesh import Group, group, members_per_domain
 from steptime.schedule import default_group
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of, sums
-from steptime.search.pipeline_states import SentColumns
+from steptime.search.pipeline_states import PipelineStates, SentColumns
 from steptime.search.walk_columns import makespans, unlike
 from steptime.software.hidden_shares import Share
 from steptime.timing.data_parallel import exposed
+from steptime.timing.gradients_down import sums_s
 from steptime.timing.part_times import Pricing
 
 
@@ -186,6 +187,13 @@ def reduce_s(
             after = after + getattr(figures, last) * (found.group if stages.vpp > 1 and not stages.split else 1.0)
         before = before + (0.0 if stages.split else stages.times[kind] * (chunks[0].backward_s + found.send_s))
     return exposed(worst, late + repeated_s(stages, found, calls, at, times), share, slowed)
+
+
+def update_s(job: Job, priced: Pricing, found: Pipe, states: PipelineStates, at: Any, microbatches: Num) -> Num:
+    """Seconds of the update, and of sums of micro-batches that go to the host before it."""
+    rate = priced.context.rates.bytes_per_s
+    to_host = sums_s(job, states.in_turn[at], microbatches, found.backward_s[0], rate)
+    return states.optimizer_s[at] + to_host.exposed_s
 
 
 def repeated_s(stages: Stages, found: Pipe, calls: list[SentColumns], at: Any, times: Num) -> Num:

@@ -16,6 +16,8 @@ class CpuOffload(Config):
     """Copies of one tensor overlap the update of another (--overlap-cpu-optimizer-d2h-h2d)."""
     keep_masters: bool = False
     """The device keeps the fp32 masters of these parameters too (Megatron-Core without use_precision_aware_optimizer)."""
+    round_robin: bool = False
+    """Each rank owns tensors from all over the model, so that all copy gradients at once (DeepSpeed's round_robin_gradients)."""
     threads: int = Field(default=1, ge=1)
     """OMP_NUM_THREADS of each process; torchrun sets 1 where several run on a node (torch/distributed/run.py)."""
 

@@ -32,9 +32,12 @@ class HostUpdate(NamedTuple):
         return self.down_s + self.up_s - self.copied_s
 
 
-def host_update(job: Job, owned: Num, tensors: Num, device_s: Num, device_bytes_per_s: float) -> HostUpdate:
+def host_update(
+    job: Job, owned: Num, tensors: Num, device_s: Num, device_bytes_per_s: float, in_turn: Num | None = None
+) -> HostUpdate:
     """The host's part of the update of `owned` parameters in so many `tensors`.
 
+    `in_turn`: parameters whose gradients are copied one after another, where ranks wait for one another (`gradients_down`).
     `device_s`: seconds of the device's own update, which overlaps the host's. Without overlap all gradients come down, then
     the host updates, then all parameters go up. With it tensors follow one another through three stages, so that the longest
     stage counts whole and the two others for one tensor
@@ -45,7 +48,7 @@ def host_update(job: Job, owned: Num, tensors: Num, device_s: Num, device_bytes_
     if said.share == 0.0 or link is None or host is None:
         return HostUpdate()
     n = said.share * owned
-    down_s = n * per.down / link
+    down_s = (n if in_turn is None else in_turn) * (per.down / link + per.readied / device_bytes_per_s)
     up_s = n * (per.up / link + per.cast / device_bytes_per_s)
     rate, further = host.device_bytes_per_s(machine.devices_per_node, said.threads), job.microbatches - 1.0
     update_s = n * per.touched / rate

@@ -8,10 +8,11 @@ from steptime.cost.part_seconds import Context
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams
-from steptime.memory.on_host import on_host
+from steptime.memory.on_host import follows_buckets, on_host
 from steptime.memory.optimizer_moments import mean_moments
 from steptime.memory.states import group_elements, quantized_elements, shard_ranks
 from steptime.software.state_bytes import FP32, StateBytes
+from steptime.timing.gradients_down import elements_in_turn, sums_s
 from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.orthogonalize import orthogonalize_s
 
@@ -114,6 +115,8 @@ class OptimizerStep(NamedTuple):
     device_s: Num
     """The device's part."""
     host: HostUpdate
+    in_turn: Num = 0.0
+    """Parameters whose gradients go to the host one after another."""
 
     @property
     def time_s(self) -> Num:
@@ -142,8 +145,11 @@ def most_updated(assembly: Assembly) -> tuple[Updated, Num]:
     return most, reduce(maximum, [quantized_elements(assembly, assembly.stages[i]) for i in distinct])
 
 
-def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
-    """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
+def optimizer_step(assembly: Assembly, context: Context, backward_s: Num | None = None) -> OptimizerStep:
+    """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights.
+
+    `backward_s`: of a micro-batch, beside which sums go to the host; without it they are left out.
+    """
     job, bytes_per_s = assembly.job, context.rates.bytes_per_s
     most, quantized = assembly.once(most_updated)
     kept = most.owned if job.zero_level >= 2 else most.held
@@ -151,8 +157,13 @@ def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
     update = update_s(job, most.owned, kept, most.moments, bytes_per_s)
     orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
     beside_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s
-    host = host_update(job, most.owned, most.tensors, beside_s, bytes_per_s)
-    return OptimizerStep(update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s, host)
+    in_turn = elements_in_turn(assembly, most.owned) if follows_buckets(job) else None
+    host = host_update(job, most.owned, most.tensors, beside_s, bytes_per_s, in_turn)
+    if in_turn is not None and backward_s is not None:
+        sums = sums_s(job, in_turn, job.microbatches, backward_s, bytes_per_s)
+        host = host._replace(down_s=host.down_s + sums.copied_s, copied_s=host.copied_s + sums.exposed_s)
+    quantizing = quantized * quantize_bytes_per_weight(job) / bytes_per_s
+    return OptimizerStep(update + orthogonal + quantizing, host, 0.0 if in_turn is None else in_turn)
 
 
 def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) -> Num:

@@ -157,7 +157,7 @@ def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_se
         fsdp_time,
         embedding_reduce(assembly, priced),
         norm_reduce(assembly, priced, busiest(walked)),
-        optimizer_step(assembly, priced.context),
+        optimizer_step(assembly, priced.context, chunks[0][0].backward_s),
         straggler_s(job, inside_s),
     )
 

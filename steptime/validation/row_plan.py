@@ -162,7 +162,7 @@ def offloaded_states(said: str) -> dict[str, Any]:
     {'optimizer': 1.0, 'params': True}
     """
     if found := re.fullmatch(
-        r"zero[23] \+ (?:(cpu optimizer|optimizer cpu)|optimizer\+param cpu|full cpu) offload", said
+        r"zero[123] \+ (?:(cpu optimizer|optimizer cpu)|optimizer\+param cpu|full cpu) offload", said
     ):
         return {"optimizer": 1.0} | ({} if found[1] else {"params": True})
     return {"params": True} if re.match(r"fsdp2.*cpu offload of parameters, gradients, optimizer", said) else {}

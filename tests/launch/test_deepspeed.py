@@ -89,10 +89,28 @@ def test_what_zero_offload_puts_on_the_host():
     assert old.config["performance"]["cpu_offload"] == {"optimizer": 1.0}
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_offload_below_stage_3(stage):
+    """The states leave the device at every stage, parameters at stage 3 alone, and a share of the states too (zero/config.py)."""
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    half = {"bf16": {"enabled": True}}
+    found = to_job(config({"zero_optimization": zero} | half), HARDWARE)
+    assert (found.zero_level, found.performance.cpu_offload.share) == (stage, 1.0)
+    assert not found.performance.cpu_offload.params
+    assert not found.performance.cpu_offload.round_robin
+    in_turn = to_job(config({"zero_optimization": zero | {"round_robin_gradients": True}} | half), HARDWARE)
+    assert in_turn.performance.cpu_offload.round_robin
+    with pytest.raises(
+        ConfigError, match=rf"ratio: DeepSpeed needs stage 3 for less than 1 \(got 0.5, stage {stage}\)"
+    ):
+        config({"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})
+
+
 @pytest.mark.parametrize(
     ("zero", "line"),
     [
-        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, "optimizer states in host memory at stage 2"),
+        ({"stage": 0, "offload_optimizer": {"device": "cpu"}}, "optimizer states in host memory at stage 0"),
+        ({"stage": 2, "offload_optimizer": {"device": "nvme"}}, "optimizer states on nvme"),
         ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "optimizer states on nvme"),
         ({"stage": 3, "offload_param": {"device": "cpu"}}, "parameters in host memory without optimizer states"),
     ],

@@ -165,7 +165,7 @@ def test_the_host_clips_where_the_plan_clips(clip, bytes_):
     the collectives, and a further micro-batch's is added: two read, one written. Nothing moves after backward or the update.
     """
     plan = job("fsdp2", on=HOST, dp=2, performance={"cpu_offload": {"params": True}, "clip_grad": clip}, fsdp={})
-    assert on_host(plan) == (16, bytes_, 0, 0, 0, 0, 4, 4, 12)
+    assert on_host(plan) == (16, bytes_, 0, 0, 0, 0, 4, 4, 12, 0, 0)
 
 
 def test_tensors_large_enough_to_be_sent():

@@ -33,6 +33,8 @@ def ds_config(job: Job) -> str:
     away = job.performance.cpu_offload
     if away.share:
         said["zero_optimization.offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": away.share}
+    if away.round_robin:
+        said["zero_optimization.round_robin_gradients"] = True
     if away.params:
         said["zero_optimization.offload_param"] = {"device": "cpu", "pin_memory": True}
     if p.cp > 1:
