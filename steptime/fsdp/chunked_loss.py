@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from steptime.base.num import Num, maximum
 from steptime.fsdp.ends import GatheredEnds
-from steptime.fsdp.groups import Buffers, buffers, one_group, options
+from steptime.fsdp.groups import Buffers, buffers, one_group
 from steptime.fsdp.moments import Moments
+from steptime.fsdp.of_job import reduced_in
 from steptime.job.assembly import Assembly
 from steptime.memory import chunked_loss
 from steptime.memory.chunked_loss import hidden_bytes, loop_bytes, saved_by_chunk
@@ -50,7 +51,7 @@ def chunks_backward(
     chunk = hidden / assembly.job.software.kernels.loss_chunks
     held = held + loop_bytes(assembly.head) + assembly.head.sizes["head.logits"] + chunk + weight.reduce_input
     moments.mark(whole - saved, held, "backward of a sum of gradients")
-    grown = ITEMSIZE[options(assembly).reduce_dtype] / size
+    grown = ITEMSIZE[reduced_in(assembly.job)] / size
     returned = maximum(0.0, weight.reduced + (grown - 1.0) * weight.last - summed)
     moments.mark(whole - saved, held + returned, "backward of a reduce-scatter", reduced=returned)
     moments.allocated(weight.stored)

@@ -10,7 +10,7 @@ from steptime.fsdp.chunked_loss import chunks_backward, in_chunks, rooted_chunks
 from steptime.fsdp.ends import GatheredEnds, ends_of
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
 from steptime.fsdp.moments import Moments
-from steptime.fsdp.of_job import unsynced
+from steptime.fsdp.of_job import reduced_in, unsynced
 from steptime.fsdp.replays import kept_bytes
 from steptime.fsdp.sharded_states import sharded_elements
 from steptime.job.assembly import Assembly, Chunk
@@ -251,7 +251,7 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
         return group_of(params, assembly.head.tp, 1).shard * job.software.itemsize
     if said.version == 1:
         return 0.0
-    same = ITEMSIZE[said.reduce_dtype] == job.software.state_bytes.gradients
+    same = ITEMSIZE[reduced_in(job)] == job.software.state_bytes.gradients
     becomes = same and (job.single_microbatch or unsynced(job))
     return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 

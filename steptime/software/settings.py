@@ -66,8 +66,10 @@ class LayoutSettings(Switches):
     bucket_elements_per_dp: float
     lone_experts: Literal["wrapped", "plain"]
     fsdp_ends: Literal["root", "apart", "head"]
+    fsdp_reduce_dtype: Literal["fp32", "compute"]
     no_sync: bool
-    """FSDP: whether experts that no ranks share are a group; groups of embedding and head (`Fsdp.ends`); one reduction a step."""
+    """FSDP: whether experts that no ranks share are a group; groups of embedding and head (`Fsdp.ends`); the dtype of gradient
+    reduction; one reduction a step."""
     time_steps: bool
     """torch's pipelining as of 2.6: chunks of a stage exchange in time steps and gather nothing ahead, and a chunk's gradients,
     except one group's, are reduced before the last gradient of its input is sent."""

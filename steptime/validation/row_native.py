@@ -229,14 +229,8 @@ def by_module(row: MeasuredRow, said: str) -> dict[str, Any]:
     return {"wrap": "module"} if "litgpt" in row.text("framework").lower() and "zero3" in said else {}
 
 
-def reduced_in(row: MeasuredRow, profile: str) -> dict[str, Any]:
-    """The dtype of FSDP's gradient reduction where it is not fp32: in the row's words, or of the trainer.
-
-    accelerate utils/dataclasses.py, set_mixed_precision: reduce_dtype is the compute dtype. Thunder's benchmark of litgpt:
-    MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) for FSDP2, none and bf16 parameters for FSDP 1
-    (Lightning-AI/lightning-thunder@d425fe46 thunder/benchmarks/benchmark_litgpt.py, setup_distributed). Megatron-Core
-    gives no policy, so it is the parameters' dtype.
-    """
+def reduced_in(row: MeasuredRow) -> dict[str, Any]:
+    """The dtype of FSDP's gradient reduction in the row's words; else it is the profile's."""
     words = f"{row.text('overlap_notes')} {row.text('precision')}".lower()
-    in_half = profile in {"accelerate", "litgpt", "megatron-core-fsdp2"} and "fp32 reduce" not in words
-    return {"reduce_dtype": "bf16"} if in_half or "bf16 reduce" in words else {}
+    said = re.search(r"(fp32|bf16) reduce", words)
+    return {"reduce_dtype": said[1]} if said else {}
