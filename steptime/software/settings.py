@@ -22,8 +22,8 @@ MuonTpMode: TypeAlias = Literal["blockwise", "duplicated", "distributed"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
 NormImpl: TypeAlias = Literal["fused", "composite", "eager"]
-LossImpl: TypeAlias = Literal["fused", "native", "composite", "traced", "compiled", "in_place"]
-"""One kernel; Megatron's compiled functions; one per operation; so in a traced graph; torch.compile's; Unsloth's."""
+LossImpl: TypeAlias = Literal["fused", "native", "composite", "traced", "compiled", "in_place", "pieces"]
+"""One kernel; Megatron's compiled functions; one per operation; so in a traced graph; torch.compile's; Unsloth's; by pieces."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
 AttentionKernel: TypeAlias = Literal[
@@ -94,7 +94,8 @@ class KernelSettings(Switches):
     activation_impl: Impl
     loss_impl: LossImpl
     """composite: the upcast logits become the softmax and the gradient in place. traced: so in a graph, which frees what nothing
-    reads any more. native: compiled by Megatron, with a second fp32 copy in backward. in_place: Unsloth's, on an fp32 copy."""
+    reads any more. native: compiled by Megatron, with a second fp32 copy in backward. in_place: Unsloth's, on an fp32 copy.
+    pieces: composite, of loss_chunks pieces of all logits in turn (`model.loss_of_pieces`)."""
     loss_chunks: int
     """Chunks of tokens that head and loss process in turn, forward and backward of each (torchtitan's ChunkedCELoss)."""
     compile: Compile

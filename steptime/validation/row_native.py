@@ -77,7 +77,7 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         if before_expandable_segments(row):
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
-        section["loss_chunks"] = int(found[1] or 8)
+        section |= {"loss_chunks": int(found[1] or 8)} | ({"loss_impl": "pieces"} if release == "0.1" else {})
     elif re.search(r"full[- ]logits", notes) or (traced(row) and before(row, 3248, "2026-06-15")):
         section["loss_chunks"] = (
             1  # GraphTrainer replaced the chunked loss until pull request 3248 (its configs.py@9e07ee8a2)
