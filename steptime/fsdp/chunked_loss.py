@@ -10,7 +10,7 @@ for the final norm, which is in the same group.
 from __future__ import annotations
 
 from steptime.base.num import Num, maximum
-from steptime.fsdp.ends import GatheredEnds
+from steptime.fsdp.ends import GatheredEnds, with_tied
 from steptime.fsdp.groups import Buffers, buffers, one_group
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import reduced_in
@@ -22,8 +22,8 @@ from steptime.software.performance import ITEMSIZE
 
 
 def in_chunks(assembly: Assembly, ends: GatheredEnds) -> bool:
-    """Whether a training loop runs the loss in chunks; not where the head's weight is the embedding's."""
-    return chunked_loss.in_chunks(assembly.job) and not ends.traced and not assembly.job.model.tie_embeddings
+    """Whether a training loop runs the loss in chunks."""
+    return chunked_loss.in_chunks(assembly.job) and not ends.traced
 
 
 def chunks_backward(
@@ -66,7 +66,7 @@ def chunks_backward(
 
 def head_and_norm(assembly: Assembly) -> tuple[Buffers, Buffers]:
     """The head's weight and the final norm as groups of their own, as their gradients are reduced."""
-    by_kind = [[p for p in assembly.head_params if p.vocab is kind] for kind in (True, False)]
+    by_kind = [[p for p in with_tied(assembly) if p.vocab is kind] for kind in (True, False)]
     weight, norm = (buffers(assembly, one_group(assembly, params)) for params in by_kind)
     return weight, norm
 

@@ -7,7 +7,7 @@ from functools import cached_property, reduce
 
 from steptime.base.num import Num, maximum, same
 from steptime.fsdp.chunked_loss import chunks_backward, in_chunks, rooted_chunks
-from steptime.fsdp.ends import GatheredEnds, ends_of
+from steptime.fsdp.ends import GatheredEnds, ends_of, with_tied
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import reduced_in, unsynced
@@ -214,7 +214,9 @@ def head_backward(
         held = base + ends.last.unsharded + arriving + head.backward.bytes - head.saved
         moments.mark(below + head.saved, held, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly))
     if not ends.apart:
-        return group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize, 0.0
+        return group_of(
+            with_tied(assembly) if chunks else assembly.head_params, assembly.head.tp, 1
+        ).shard * assembly.job.software.itemsize, 0.0
     held = base + arriving + reduction_of(ends.last) + x
     moments.mark(below, held, "backward of a reduce-scatter", arriving, reduced=output_of(ends.last))
     moments.allocated(ends.last.stored)
