@@ -79,7 +79,7 @@ def test_a_leak_explains_the_memory_of_its_runs(name):
     in bytes per token: the outputs of both norms and the residual between them, 3 x 4,096; q and k before their norms, 8,192 and
     1,024; q, and k and v repeated for all heads, 3 x 8,192; attention's output 8,192 and log-sum-exp 128; the statistics of four
     norms, (1 + 32 + 4 + 1) x 4; the router's softmax 512, scores 32 and indices 64: 55,160. They are activations, beside
-    which expandable segments lose 3.6 % to gaps.
+    which expandable segments lose 2.4 % to gaps.
     """
     kept = 3 * 4096 + 8192 + 1024 + 3 * 8192 + 8192 + 128 + 38 * 4 + 512 + 32 + 64
     assert kept == 55_160
@@ -87,7 +87,7 @@ def test_a_leak_explains_the_memory_of_its_runs(name):
     assert judged.measured_bytes is not None
     assert judged.predicted_bytes is not None
     tokens = judged.row.needed("micro_batch_size") * 4096
-    assert judged.predicted_bytes + 1.036 * 48 * tokens * kept == pytest.approx(judged.measured_bytes, rel=0.02)
+    assert judged.predicted_bytes + 1.024 * 48 * tokens * kept == pytest.approx(judged.measured_bytes, rel=0.02)
 
 
 WAITING = {"torchtitan-pr-n110": 0.5012, "torchtitan-pr-n111": 0.7649}

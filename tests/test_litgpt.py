@@ -6,7 +6,9 @@ from own_rows import own
 
 from steptime import estimate
 from steptime.base.config import ConfigError
+from steptime.fsdp.of_job import reduced_in
 from steptime.job.assembly import Assembly
+from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
 from steptime.memory.part_memories import PartMemories
 from steptime.validation import row_native
@@ -29,7 +31,7 @@ LITGPT = {"framework": "litgpt benchmark_litgpt.py", "gpu": "H100-80GB-SXM", "ze
 )
 def test_litgpt_with_its_kernels(cells, software, kernel):
     """What is compiled leaves the loss alone; torch 2.5, not yet or no more in other containers, takes cuDNN's attention."""
-    found = to_config(own(**LITGPT | cells)).config["performance"]
+    found = to_config(own(**LITGPT | {"pp": "1"} | cells)).config["performance"]
     assert (found["software"], found.get("attention_kernel")) == (software, kernel)
     assert found.get("compile", "blocks") == "blocks"
 
@@ -78,14 +80,13 @@ def test_thunders_benchmark_wraps_every_module(said, wrapped):
     [
         ({}, "bf16"),
         ({"zero_or_fsdp": "fsdp1 zero2"}, "bf16"),
-        ({"overlap_notes": "fp32 reduce"}, None),
-        ({"framework": "torchtitan", "precision": "bf16"}, None),
+        ({"overlap_notes": "fp32 reduce"}, "fp32"),
+        ({"framework": "torchtitan", "precision": "bf16"}, "fp32"),
     ],
 )
 def test_litgpt_reduces_gradients_in_bf16(cells, dtype):
     """FSDP2's policy says bf16 for both, FSDP 1 has bf16 parameters and no policy; torchtitan's default is fp32."""
-    found = to_config(own(**LITGPT | cells)).config["parallelism"]["fsdp"]
-    assert found.get("reduce_dtype") == dtype
+    assert reduced_in(Job(**to_config(own(**LITGPT | {"pp": "1"} | cells)).config)) == dtype
 
 
 def test_bytes_of_a_reduced_block_by_hand():

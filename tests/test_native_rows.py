@@ -1,10 +1,11 @@
 """The PyTorch-native stack in published rows: what is compiled, attention, recomputation, what one device keeps."""
 
 import pytest
-from own_rows import own
+from own_rows import SHIPPED, own
 
 from steptime.software.performance import load_software
 from steptime.validation import row_hugging_face, row_native
+from steptime.validation.judgement import judge
 from steptime.validation.measurements import MeasuredRow
 from steptime.validation.row_kernels import attention_of
 from steptime.validation.row_plan import to_config
@@ -270,6 +271,25 @@ def test_graph_trainer_had_no_chunked_loss_before_june_2026(framework, source, c
     """Its configs replaced the chunked loss by a loss over all tokens until pull request 3248, merged on 2026-06-16."""
     row = own(framework=framework, source=source)
     assert row_native.native_kernels(row, "", "compile=on").get("loss_chunks") == chunks
+
+
+@pytest.mark.parametrize(("release", "loss"), [("0.1", "pieces"), ("0.2", None), ("", None)])
+def test_chunks_of_early_2025_are_of_the_loss_alone(release, loss):
+    """Pull request 996 cut the logits that the model had returned; pull request 2937 runs the head with each chunk."""
+    found = row_native.native_kernels(own(framework="torchtitan"), release, "compile=off; chunked cross entropy")
+    assert (found["loss_chunks"], found.get("loss_impl")) == (8, loss)
+
+
+def test_pieces_account_for_the_memory_that_pull_request_996_saved():
+    """Llama-3 8B, 8,192 tokens: 1,050,673,152 logits. One loss: 12 B of each in backward, and a gap of 2 that the logits leave.
+
+    Eight pieces: 2 + 4 + 4 / 8 B in forward: 7.5 B or 7.34 GiB less; the pull request reports 49.58 and 42.26 GiB. The estimates
+    also differ by 2.4 % of it, which expandable segments lose.
+    """
+    whole, pieces = (judge(SHIPPED[f"torchtitan-pr-n0{n}"]) for n in (67, 68))
+    saved = 7.5 * 8192 * 128_256 / 2**30
+    assert saved == pytest.approx(49.58 - 42.26, abs=0.03)
+    assert (whole.predicted_bytes - pieces.predicted_bytes) / 2**30 == pytest.approx(1.024 * saved, rel=1e-3)
 
 
 def test_piecewise_cuda_graphs_leave_out_the_exchange_of_experts():

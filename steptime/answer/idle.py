@@ -78,10 +78,13 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda job: job.software.kernels.attention_impl != "flash",
     ),
     "performance.loss_impl": (
-        "traced differs from composite only in torch's loss over a split vocabulary (tp > 1)",
+        "traced and pieces differ from composite only in torch's own loss, traced only over a split vocabulary (tp > 1)",
         lambda job: (
-            job.software.kernels.loss_impl == "traced"
-            and (job.parallelism.tp == 1 or job.software.kernels.vocab_parallel)
+            job.software.kernels.loss_impl in {"traced", "pieces"}
+            and (
+                job.software.kernels.vocab_parallel
+                or (job.parallelism.tp == 1 and job.software.kernels.loss_impl == "traced")
+            )
         ),
     ),
     "performance.attention_backend": ("the layout of attention's tensors is the same", _alike("attention_backend")),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 from steptime.bench.built import Limit, model_limits, performance_limits
+from steptime.job.fsdp_rules import reduce_dtype
 from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
 from steptime.job.sections import Data
@@ -140,8 +141,8 @@ def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
 
 def peak_differences(job: Job, device_type: str) -> list[str]:
     """Known reasons why the measured peak of a step may differ from the estimate; empty where it is equal to the byte."""
-    p, s, fsdp = job.parallelism, job.software, job.parallelism.fsdp
-    cpu, reduce = device_type == "cpu", ITEMSIZE[fsdp.reduce_dtype if fsdp else "fp32"]
+    p, s = job.parallelism, job.software
+    cpu, reduce = device_type == "cpu", ITEMSIZE[reduce_dtype(p.fsdp, s)]
     sharded = s.family == "fsdp2" and p.dp > 1
     reasons = {
         "tensor parallelism: DTensor keeps additional copies": p.tp > 1,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from steptime.base.num import Num
 from steptime.fsdp.groups import Buffers, buffers, ends_wrapped, one_group, options
 from steptime.job.assembly import Assembly
+from steptime.model.ops import Param
 
 
 class GatheredEnds(NamedTuple):
@@ -52,12 +53,16 @@ def ends_of(assembly: Assembly, root: Buffers) -> GatheredEnds:
     traced = said.wrap == "parameter"
     if not traced and wrapped == "root":
         return GatheredEnds(root, root, root.unsharded)
-    tied = [p for p in assembly.embedding.params if p.vocab and assembly.tied_here]
     first, last = (
-        buffers(assembly, one_group(assembly, params))
-        for params in (assembly.embedding.params, [*tied, *assembly.head_params])
+        buffers(assembly, one_group(assembly, params)) for params in (assembly.embedding.params, with_tied(assembly))
     )
     if traced:
         return GatheredEnds(first, last, 0.0, apart=True, traced=True)
     stays = wrapped == "head" or not said.reshard_after_forward
     return GatheredEnds(first, last, first.unsharded if stays else 0.0, apart=True, regathered=not stays)
+
+
+def with_tied(assembly: Assembly) -> list[Param]:
+    """Parameters of which the head's backward makes gradients: its own, and the embedding's where it is tied."""
+    tied = [p for p in assembly.embedding.params if p.vocab and assembly.tied_here]
+    return [*tied, *assembly.head_params]

@@ -9,6 +9,7 @@ from steptime.base.num import Num
 from steptime.fsdp.groups import Buffers, group_of, options
 from steptime.fsdp.memory_walk import Wrapped, by_module, gap_of_logits
 from steptime.fsdp.moments import Moments
+from steptime.fsdp.of_job import reduced_in
 from steptime.fsdp.replays import gathered_ahead, gathers_after, runs_again
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
@@ -110,5 +111,5 @@ def gathered_after(assembly: Assembly, layers: list[Wrapped], i: int) -> Buffers
 
 def reduction(assembly: Assembly, flat: Buffers) -> Num:
     """Bytes of a flat gradient during its reduction: as autograd made it, a copy in another dtype, and the result."""
-    as_it_is = options(assembly).reduce_dtype == assembly.job.software.compute_dtype
+    as_it_is = reduced_in(assembly.job) == assembly.job.software.compute_dtype
     return flat.gathered + (0.0 if as_it_is else flat.reduce_input) + flat.reduced

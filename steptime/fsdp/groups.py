@@ -8,10 +8,10 @@ second group of their block (pytorch/torchtitan@b5bcd76c torchtitan/distributed/
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, same, where
-from steptime.fsdp.of_job import by_torch, ends_alike
+from steptime.fsdp.of_job import by_torch, ends_alike, reduced_in
 from steptime.fsdp.plus_plus import flat_bytes, reduction_bytes
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -106,13 +106,9 @@ class Groups(NamedTuple):
 
 
 def options(assembly: Assembly) -> Fsdp:
-    """The job's FSDP settings; where it only sets ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
+    """The job's FSDP settings; where it only sets ZeRO-3, torch's defaults. The dtype of reductions: `reduced_in`."""
     job = assembly.job
-    if job.parallelism.fsdp:
-        return job.parallelism.fsdp
-    dtype = job.software.states.main_grad_dtype
-    own = job.software.compute_dtype if dtype == "compute" else dtype
-    return _defaults(own, reshard=job.zero_level == 3)
+    return job.parallelism.fsdp or _defaults(reshard=job.zero_level == 3)
 
 
 def ends_wrapped(assembly: Assembly) -> str:
@@ -122,8 +118,8 @@ def ends_wrapped(assembly: Assembly) -> str:
 
 
 @cache
-def _defaults(reduce_dtype: Any, *, reshard: bool) -> Fsdp:
-    return Fsdp(reshard_after_forward=reshard, reduce_dtype=reduce_dtype)
+def _defaults(*, reshard: bool) -> Fsdp:
+    return Fsdp(reshard_after_forward=reshard)
 
 
 def stays_gathered(assembly: Assembly) -> bool:
@@ -242,7 +238,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     """Buffer sizes of one group, without its experts' group."""
     job = assembly.job
     stored, used = job.software.state_bytes.gradients, job.software.itemsize
-    reduce = ITEMSIZE[options(assembly).reduce_dtype]
+    reduce = ITEMSIZE[reduced_in(job)]
     shard, trained = of.padded / of.ranks, of.trained_shard
     copied = 0.0 if stored == reduce else stored
     gradients = (of.elements - of.frozen) * used

@@ -10,9 +10,10 @@ for the final norm, which is in the same group.
 from __future__ import annotations
 
 from steptime.base.num import Num, maximum
-from steptime.fsdp.ends import GatheredEnds
-from steptime.fsdp.groups import Buffers, buffers, one_group, options
+from steptime.fsdp.ends import GatheredEnds, with_tied
+from steptime.fsdp.groups import Buffers, buffers, one_group
 from steptime.fsdp.moments import Moments
+from steptime.fsdp.of_job import reduced_in
 from steptime.job.assembly import Assembly
 from steptime.memory import chunked_loss
 from steptime.memory.chunked_loss import hidden_bytes, loop_bytes, saved_by_chunk
@@ -21,8 +22,8 @@ from steptime.software.performance import ITEMSIZE
 
 
 def in_chunks(assembly: Assembly, ends: GatheredEnds) -> bool:
-    """Whether a training loop runs the loss in chunks; not where the head's weight is the embedding's."""
-    return chunked_loss.in_chunks(assembly.job) and not ends.traced and not assembly.job.model.tie_embeddings
+    """Whether a training loop runs the loss in chunks."""
+    return chunked_loss.in_chunks(assembly.job) and not ends.traced
 
 
 def chunks_backward(
@@ -50,7 +51,7 @@ def chunks_backward(
     chunk = hidden / assembly.job.software.kernels.loss_chunks
     held = held + loop_bytes(assembly.head) + assembly.head.sizes["head.logits"] + chunk + weight.reduce_input
     moments.mark(whole - saved, held, "backward of a sum of gradients")
-    grown = ITEMSIZE[options(assembly).reduce_dtype] / size
+    grown = ITEMSIZE[reduced_in(assembly.job)] / size
     returned = maximum(0.0, weight.reduced + (grown - 1.0) * weight.last - summed)
     moments.mark(whole - saved, held + returned, "backward of a reduce-scatter", reduced=returned)
     moments.allocated(weight.stored)
@@ -65,7 +66,7 @@ def chunks_backward(
 
 def head_and_norm(assembly: Assembly) -> tuple[Buffers, Buffers]:
     """The head's weight and the final norm as groups of their own, as their gradients are reduced."""
-    by_kind = [[p for p in assembly.head_params if p.vocab is kind] for kind in (True, False)]
+    by_kind = [[p for p in with_tied(assembly) if p.vocab is kind] for kind in (True, False)]
     weight, norm = (buffers(assembly, one_group(assembly, params)) for params in by_kind)
     return weight, norm
 

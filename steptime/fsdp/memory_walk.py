@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, maximum, same
-from steptime.fsdp.ends import GatheredEnds, ends_of
+from steptime.fsdp.ends import GatheredEnds, ends_of, with_tied
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
 from steptime.fsdp.loss_chunks import chunks_backward, in_chunks, rooted_chunks
 from steptime.fsdp.moments import Moments
-from steptime.fsdp.of_job import unsynced
+from steptime.fsdp.of_job import reduced_in, unsynced
 from steptime.fsdp.replays import kept_bytes
 from steptime.fsdp.sharded_states import sharded_elements
 from steptime.job.assembly import Assembly, Chunk
@@ -214,7 +214,9 @@ def head_backward(
         held = base + ends.last.unsharded + arriving + head.backward.bytes - head.saved
         moments.mark(below + head.saved, held, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly))
     if not ends.apart:
-        return group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize, 0.0
+        return group_of(
+            with_tied(assembly) if chunks else assembly.head_params, assembly.head.tp, 1
+        ).shard * assembly.job.software.itemsize, 0.0
     held = base + arriving + reduction_of(ends.last) + x
     moments.mark(below, held, "backward of a reduce-scatter", arriving, reduced=output_of(ends.last))
     moments.allocated(ends.last.stored)
@@ -251,7 +253,7 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
         return group_of(params, assembly.head.tp, 1).shard * job.software.itemsize
     if said.version == 1:
         return 0.0
-    same = ITEMSIZE[said.reduce_dtype] == job.software.state_bytes.gradients
+    same = ITEMSIZE[reduced_in(job)] == job.software.state_bytes.gradients
     becomes = same and (job.single_microbatch or unsynced(job))
     return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 

@@ -22,6 +22,7 @@ from steptime.fsdp.memory_walk import (
     wrapped,
 )
 from steptime.fsdp.moments import Moments
+from steptime.fsdp.of_job import reduced_in
 from steptime.fsdp.replays import gathered_ahead, kept_bytes, runs_again
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
@@ -51,7 +52,7 @@ class Sums:
     def __init__(self, assembly: Assembly, root: Buffers, layers: list[Wrapped]) -> None:
         said, used = options(assembly), assembly.job.software.itemsize
         self.flat = said.version == 1
-        self.grown = 1.0 if self.flat else ITEMSIZE[said.reduce_dtype] / used
+        self.grown = 1.0 if self.flat else ITEMSIZE[reduced_in(assembly.job)] / used
         """Size of a sum relative to the gradients."""
         self.copied = self.grown != 1.0
         self.whole = root.sums + sum([layer.buffers.sums for layer in layers])

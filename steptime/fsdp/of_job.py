@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from steptime.job.fsdp_rules import reduce_dtype
 from steptime.job.job import Job
+from steptime.job.mesh import ReduceDtype
 from steptime.software.frameworks import framework_of
 
 
@@ -14,6 +16,11 @@ def applies(job: Job) -> bool:
 def by_torch(job: Job) -> bool:
     """Whether groups are those of torch's FSDP, where the job shards parameters: not Megatron-FSDP's, nor DeepSpeed's."""
     return framework_of(job.software.name, job.software.family).fully_shards
+
+
+def reduced_in(job: Job) -> ReduceDtype:
+    """Dtype in which gradients are reduced."""
+    return reduce_dtype(job.parallelism.fsdp, job.software)
 
 
 def unsynced(job: Job) -> bool:

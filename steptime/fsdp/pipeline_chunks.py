@@ -15,6 +15,7 @@ from steptime.base.num import Num, maximum, minimum
 from steptime.fsdp.groups import Buffers, buffers, groups, options
 from steptime.fsdp.memory_walk import Wrapped, gathered_backward_ahead, gathered_forward_ahead, wrapped
 from steptime.fsdp.moments import Moments
+from steptime.fsdp.of_job import reduced_in
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, input_kept
@@ -96,13 +97,13 @@ class ShardedChunk:
     @property
     def converts(self) -> bool:
         """Whether gradients accumulate in copies of another dtype."""
-        return options(self.assembly).reduce_dtype != self.assembly.job.software.compute_dtype
+        return reduced_in(self.assembly.job) != self.assembly.job.software.compute_dtype
 
     def summed(self, of: Buffers) -> Num:
         """Bytes of a group's gradients in the dtype in which they accumulate."""
         if not self.converts:
             return of.gradients
-        return of.gradients * ITEMSIZE[options(self.assembly).reduce_dtype] / self.assembly.job.software.itemsize
+        return of.gradients * ITEMSIZE[reduced_in(self.assembly.job)] / self.assembly.job.software.itemsize
 
     def held(self, of: Gradients) -> Num:
         """Bytes of the gradients that are allocated."""

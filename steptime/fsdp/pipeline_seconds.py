@@ -18,7 +18,7 @@ from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls
 from steptime.fsdp.collective_ranks import shard_group
 from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups, options
-from steptime.fsdp.of_job import syncs_last
+from steptime.fsdp.of_job import reduced_in, syncs_last
 from steptime.fsdp.pipeline_memory import stage_steps
 from steptime.fsdp.seconds import CommSeconds, ShardedPass, exposed_s, micro_batch_exposed, price
 from steptime.hardware.machine import Tier
@@ -64,7 +64,7 @@ class Prices(NamedTuple):
 
 def group_price(assembly: Assembly, tiers: tuple[Tier, ...], rates: Rates, of: ParamGroup) -> CommSeconds:
     """Seconds of a group. Gradients are copied to the flat buffer from where they accumulate."""
-    summed = ITEMSIZE[options(assembly).reduce_dtype]
+    summed = ITEMSIZE[reduced_in(assembly.job)]
     copied = sum([one.elements * summed + buffers(assembly, one).reduce_input for one in of.all])
     return price(assembly, tiers, of, rates)._replace(compute_s=1.0 * copied / rates.bytes_per_s)
 
@@ -120,9 +120,9 @@ def sums_s(assembly: Assembly, rates: Rates, elements: Num) -> tuple[Num, Num]:
 
     Where they are reduced in their own dtype autograd adds them, and the first micro-batch's become the sums.
     """
-    job, said = assembly.job, options(assembly)
-    own, summed = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
-    if said.reduce_dtype == job.software.compute_dtype:
+    job, dtype = assembly.job, reduced_in(assembly.job)
+    own, summed = job.software.itemsize, ITEMSIZE[dtype]
+    if dtype == job.software.compute_dtype:
         return 0.0, 3.0 * elements * own / rates.bytes_per_s
     return elements * (own + summed) / rates.bytes_per_s, elements * (own + 2.0 * summed) / rates.bytes_per_s
 

@@ -13,7 +13,7 @@ from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls, calls_without_pipeline
 from steptime.fsdp.collective_ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.groups import Buffers, ParamGroup, buffers, groups, options, root_stays, stays_gathered
-from steptime.fsdp.of_job import unsynced
+from steptime.fsdp.of_job import reduced_in, unsynced
 from steptime.fsdp.plus_plus import dequantized_bytes, has_second_partition, reduction, sent_bytes
 from steptime.fsdp.replays import backward_gathers, kept_bytes, to_fewer_ranks
 from steptime.hardware.machine import Tier
@@ -115,7 +115,7 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
         reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
         reduce_s += host_copy_s(job, of.trained_shard * on_host(job).reduced)
     flat = options(assembly).version == 1
-    between = 2.0 * sizes.gathered if flat and options(assembly).reduce_dtype != job.software.compute_dtype else 0.0
+    between = 2.0 * sizes.gathered if flat and reduced_in(job) != job.software.compute_dtype else 0.0
     shard = of.padded / of.ranks
     copied = 0.0 if flat else 2.0 * sizes.unsharded + dequantized_bytes(job, of.padded)
     sent = sent_bytes(job, of.padded, sizes.gathered)
@@ -144,7 +144,7 @@ def summed_bytes(assembly: Assembly, of: Buffers) -> tuple[Num, Num, Num]:
     job, said = assembly.job, options(assembly)
     if not unsynced(job):
         return 0.0, 0.0, 0.0
-    own, reduced = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
+    own, reduced = job.software.itemsize, ITEMSIZE[reduced_in(job)]
     plain, adds, cast = of.gradients + of.reduce_input, 3.0 * of.gradients, reduced != own
     if said.version == 1:
         quiet = of.gathered - of.reduce_input - (2.0 * of.gathered if cast else 0.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from steptime.base.num import maximum, minimum
 from steptime.job.limits import Rule
-from steptime.job.mesh import Fsdp, Parallelism
+from steptime.job.mesh import Fsdp, Parallelism, ReduceDtype
 from steptime.software.performance import Software
 
 _DEFAULTS = Fsdp.model_construct()  # which need no schema
@@ -159,3 +159,11 @@ def fsdp_facts(layout: Parallelism, software: Software, node_devices: int) -> di
         "gradients_stay": said.gradients_stay,
         "shard_dim": said.shard_dim,
     }
+
+
+def reduce_dtype(said: Fsdp | None, software: Software) -> ReduceDtype:
+    """Dtype in which FSDP reduces gradients: the plan's, else the profile's; without options of FSDP the gradients' own."""
+    if said is not None and said.reduce_dtype is not None:
+        return said.reduce_dtype
+    own = software.states.main_grad_dtype if said is None else software.layout.fsdp_reduce_dtype
+    return software.compute_dtype if own == "compute" else own

@@ -20,6 +20,7 @@ GroupAxis: TypeAlias = Literal[
 
 ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 """Names of the pipeline schedules in `steptime.schedule`."""
+ReduceDtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 
 
 class Fsdp(Config):
@@ -35,7 +36,8 @@ class Fsdp(Config):
     (BACKWARD_PRE, BACKWARD_POST). Both queue the same collectives in the same order, so seconds do not differ."""
     original_params: bool = True
     """Version 1: whether flat parameters keep their parameters apart (use_orig_params), each at a multiple of 16 bytes."""
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    reduce_dtype: ReduceDtype | None = None
+    """Dtype of gradient reduction (MixedPrecisionPolicy); default: the profile's."""
     wrap: Literal["block", "model", "module", "parameter"] = "block"
     """Unit that is gathered and freed. module: each that has its own parameters (version 1); parameter: each, within a graph of
     forward and backward that is traced (SimpleFSDP, arXiv 2411.00284), which has one pool of memory. Seconds of both are those of

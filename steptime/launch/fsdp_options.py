@@ -25,8 +25,9 @@ def put_fsdp(found: Figures, config: dict[str, Any], half: str) -> bool:
         keys.leave_out(found.figures["@fsdp_strategy"], "parameters that stay gathered on some ranks")
     if str(found.get("@fsdp_precision")).lower() == "full":  # composer/distributed/mosaic_parallelism.py
         keys.leave_out(found.figures["@fsdp_precision"], "parameters gathered in fp32 under autocast")
-    if half != "fp32" and str(found.get("@fsdp_precision")).lower() not in {"mixed", "default"}:
-        options["reduce_dtype"] = half
+    if half != "fp32":
+        mixed = str(found.get("@fsdp_precision")).lower() in {"mixed", "default"}
+        options["reduce_dtype"] = "fp32" if mixed else half
     if (unit := keys.table.raw.get("whole_without")) and keys.get(unit) is None:
         options["wrap"] = "model"
     if found.on("@sync_each_batch"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from steptime.model.loss_of_pieces import chunks_of_head, loss_of_pieces
 from steptime.model.ops import Comm, Gemm, Kind, Move, Op, Param, Tensor
 from steptime.model.quantize import Backward, Operand, backward_casts, cast
 from steptime.model.sublayers import FP32, cast_weight, dropout, enter_tp, norm
@@ -94,13 +95,13 @@ def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> l
     cross_entropy of logits.float()). fused: one copy in the compute dtype (TransformerEngine's parallel_cross_entropy; torch's
     cross_entropy of bf16 logits). compiled: the logits themselves (see `compiled_loss`).
     With loss_chunks the logits of one part of the tokens exist at a time: each part runs backward before the next one starts
-    (pytorch/torchtitan torchtitan/components/loss.py, ChunkedCELoss).
+    (pytorch/torchtitan torchtitan/components/loss.py, ChunkedCELoss). pieces: the loss alone, of all logits (`loss_of_pieces`).
     A quantized head is one of TransformerEngine's projections under MXFP8 (NVIDIA/Megatron-LM@d98e8a6
     megatron/core/extensions/transformer_engine.py, TELMHeadColumnParallelLinear).
     """
     hidden, size = model.hidden_sz, shard.itemsize
     columns = shard.vocab / shard.tp
-    chunks = float(shard.software.kernels.loss_chunks)
+    chunks = chunks_of_head(shard)
     quantized = shard.software.quantized_head and shard.software.precision == "mxfp8"
     recipe = shard.software.recipe if quantized else None
     made, operand = cast("head", x, shard.sequence_tokens * hidden, shard) if quantized else ([], Operand(x, x))
@@ -136,7 +137,7 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
     """
     stays = shard.software.buffers.logits_stay
     if shard.split and shard.software.comm.gathered_logits:
-        chunks = float(shard.software.kernels.loss_chunks)
+        chunks = chunks_of_head(shard)
         parts = Tensor("head.logits.parts", shard.tp * logits.elements, logits.itemsize)
         whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
         moved = chunks * (parts.bytes + whole.bytes)
@@ -166,9 +167,13 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False, split
     they are upcast; nothing else holds them.
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
-    chunks = float(shard.software.kernels.loss_chunks)
+    chunks = chunks_of_head(shard)
     if shard.software.kernels.loss_impl == "compiled":
         return [compiled_loss(shard, logits, ids, chunks)]
+    if shard.software.kernels.loss_impl == "pieces":
+        return [
+            loss_of_pieces(shard, logits, ids, logits_kept=logits_kept, split=shard.split and split and not logits_kept)
+        ]
     if shard.software.kernels.loss_impl == "in_place":
         return in_place_loss(logits, ids, chunks)
     x, logits_bytes, ops = logits, 0.0, list[Op]()

@@ -22,8 +22,8 @@ MuonTpMode: TypeAlias = Literal["blockwise", "duplicated", "distributed"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
 NormImpl: TypeAlias = Literal["fused", "composite", "eager"]
-LossImpl: TypeAlias = Literal["fused", "native", "composite", "traced", "compiled", "in_place"]
-"""One kernel; Megatron's compiled functions; one per operation; so in a traced graph; torch.compile's; Unsloth's."""
+LossImpl: TypeAlias = Literal["fused", "native", "composite", "traced", "compiled", "in_place", "pieces"]
+"""One kernel; Megatron's compiled functions; one per operation; so in a traced graph; torch.compile's; Unsloth's; by pieces."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
 AttentionKernel: TypeAlias = Literal[
@@ -66,8 +66,10 @@ class LayoutSettings(Switches):
     bucket_elements_per_dp: float
     lone_experts: Literal["wrapped", "plain"]
     fsdp_ends: Literal["root", "apart", "head"]
+    fsdp_reduce_dtype: Literal["fp32", "compute"]
     no_sync: bool
-    """FSDP: whether experts that no ranks share are a group; groups of embedding and head (`Fsdp.ends`); one reduction a step."""
+    """FSDP: whether experts that no ranks share are a group; groups of embedding and head (`Fsdp.ends`); the dtype of gradient
+    reduction; one reduction a step."""
     time_steps: bool
     """torch's pipelining as of 2.6: chunks of a stage exchange in time steps and gather nothing ahead, and a chunk's gradients,
     except one group's, are reduced before the last gradient of its input is sent."""
@@ -92,7 +94,8 @@ class KernelSettings(Switches):
     activation_impl: Impl
     loss_impl: LossImpl
     """composite: the upcast logits become the softmax and the gradient in place. traced: so in a graph, which frees what nothing
-    reads any more. native: compiled by Megatron, with a second fp32 copy in backward. in_place: Unsloth's, on an fp32 copy."""
+    reads any more. native: compiled by Megatron, with a second fp32 copy in backward. in_place: Unsloth's, on an fp32 copy.
+    pieces: composite, of loss_chunks pieces of all logits in turn (`model.loss_of_pieces`)."""
     loss_chunks: int
     """Chunks of tokens that head and loss process in turn, forward and backward of each (torchtitan's ChunkedCELoss)."""
     compile: Compile

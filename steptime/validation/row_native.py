@@ -77,7 +77,7 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         if before_expandable_segments(row):
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
-        section["loss_chunks"] = int(found[1] or 8)
+        section |= {"loss_chunks": int(found[1] or 8)} | ({"loss_impl": "pieces"} if release == "0.1" else {})
     elif re.search(r"full[- ]logits", notes) or (traced(row) and before(row, 3248, "2026-06-15")):
         section["loss_chunks"] = (
             1  # GraphTrainer replaced the chunked loss until pull request 3248 (its configs.py@9e07ee8a2)
@@ -229,14 +229,8 @@ def by_module(row: MeasuredRow, said: str) -> dict[str, Any]:
     return {"wrap": "module"} if "litgpt" in row.text("framework").lower() and "zero3" in said else {}
 
 
-def reduced_in(row: MeasuredRow, profile: str) -> dict[str, Any]:
-    """The dtype of FSDP's gradient reduction where it is not fp32: in the row's words, or of the trainer.
-
-    accelerate utils/dataclasses.py, set_mixed_precision: reduce_dtype is the compute dtype. Thunder's benchmark of litgpt:
-    MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) for FSDP2, none and bf16 parameters for FSDP 1
-    (Lightning-AI/lightning-thunder@d425fe46 thunder/benchmarks/benchmark_litgpt.py, setup_distributed). Megatron-Core
-    gives no policy, so it is the parameters' dtype.
-    """
+def reduced_in(row: MeasuredRow) -> dict[str, Any]:
+    """The dtype of FSDP's gradient reduction in the row's words; else it is the profile's."""
     words = f"{row.text('overlap_notes')} {row.text('precision')}".lower()
-    in_half = profile in {"accelerate", "litgpt", "megatron-core-fsdp2"} and "fp32 reduce" not in words
-    return {"reduce_dtype": "bf16"} if in_half or "bf16 reduce" in words else {}
+    said = re.search(r"(fp32|bf16) reduce", words)
+    return {"reduce_dtype": said[1]} if said else {}

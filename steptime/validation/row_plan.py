@@ -219,7 +219,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         fsdp |= {"wrap": "parameter"} if by_parameter(row) else ends_of(row)
         if said.startswith("fsdp1"):
             fsdp |= {"version": 1} | by_module(row, said)
-        return {"fsdp": fsdp | reduced_in(row, framework.profile)}
+        return {"fsdp": fsdp | reduced_in(row)}
     found = re.match(r"zero-?([0-3])|fsdp(3)\(mcore", said)
     if not found and not re.fullmatch(r"none( \(1 gpu\))?|ddp", said):
         raise SkipRowError(f"not modeled yet: {said[:40]!r} with {framework.profile}")

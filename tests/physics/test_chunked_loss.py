@@ -44,3 +44,30 @@ def test_one_loss_of_all_tokens_gathers_once(how):
     """Its one gather and the last layer's, of 164,096 elements, and an input of half of the former."""
     said = job("fsdp2", model=MODEL, performance=HOW | how, dp=2, fsdp=SAID)
     assert peak_moment(estimate(said).assembly).gathers_bytes == 2 * (END + NORM) + 2 * 164_096 + END + NORM
+
+
+def test_a_loss_of_pieces_of_all_logits():
+    """Only the cross entropy is in pieces (pytorch/torchtitan@e23bb707 components/loss.py, chunked_cross_entropy_loss).
+
+    One device. Of each of 4,096 tokens: inputs of 2 layers, of the head's norm and of the head, 4 * 256 B; statistics, ids and
+    its label, 4 + 8 + 8; logits in bf16 and log probabilities in fp32, 2 + 4 B of each of 8,192. Of a quarter the logits in fp32.
+    """
+    how = HOW | {"loss_impl": "pieces"}
+    stage = estimate(job("torch", model=MODEL, seqlen=4096, performance=how)).memory.stages[0]
+    assert stage.peak_op == "forward of loss"
+    moving = stage.activations_bytes + stage.transient_bytes - stage.buffers_bytes
+    assert moving == 4096 * (4 * 256 + 20 + 6 * VOCABULARY) + 1024 * 4 * VOCABULARY
+
+
+def test_seconds_of_a_loss_of_pieces():
+    """Bytes of an element of the logits that are moved. Forward: 2 read, 4 written, 4 read, 4 written. Backward: 4 written, 8
+    read and 4 written, 4 read and 2 written, and where pieces' gradients are joined 2 read and 2 written.
+    """
+    one, four = (loss_bytes({"loss_impl": "pieces", "loss_chunks": n}) for n in (1, 4))
+    assert (one, four) == (36 * 4096 * VOCABULARY, 40 * 4096 * VOCABULARY)
+
+
+def loss_bytes(how):
+    """Bytes that the loss moves."""
+    loss = estimate(job("fsdp2", model=MODEL, seqlen=4096, performance=how)).assembly.head.ops[-1]
+    return loss.forward_bytes + loss.backward_bytes

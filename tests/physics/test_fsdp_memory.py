@@ -123,13 +123,13 @@ def test_a_reduction_beside_the_layers_own_gradient():
     ("fsdp", "segments", "share"),
     [
         ({"wrap": "model"}, {}, 0.2),
-        ({"wrap": "parameter"}, {"expandable_segments": True}, 0.036),  # a traced graph: all in the pool of one stream
+        ({"wrap": "parameter"}, {"expandable_segments": True}, 0.024),  # a traced graph: all in the pool of one stream
         ({"wrap": "parameter"}, {}, 0.2),
     ],
     ids=["model", "parameter", "parameter, fixed segments"],
 )
 def test_what_the_allocator_keeps_in_one_pool(fsdp, segments, share):
-    """20 % of activations and transients; 3.6 % with expandable segments. With FSDP's streams: test_pools_of_streams.py."""
+    """20 % of activations and transients; 2.4 % with expandable segments. With FSDP's streams: test_pools_of_streams.py."""
     said = {"dp": 4, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
     (stage,) = estimate(
         job("fsdp2", model={"n_layers": 3}, seqlen=2, microbatches=2, performance=segments, **said)

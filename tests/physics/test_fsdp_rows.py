@@ -7,6 +7,8 @@ from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
 from steptime.fsdp.of_job import applies, pooled, unsynced
+from steptime.job.job import Job
+from steptime.job.mesh import Fsdp
 
 LAYER, ROOT = 164_096, 262_272
 """Elements of a layer, and of embedding, head and final norm."""
@@ -27,6 +29,36 @@ def test_each_row_has_its_own_seconds():
         "root gradients": ("reduce_scatter", 2, 4 * ROOT, 1, near(2 * ROOT)),
         "block gradients": ("reduce_scatter", 2, 4 * LAYER, 2, near(4 * LAYER)),
     }
+
+
+@pytest.mark.parametrize(
+    ("software", "said", "dtype", "size"),
+    [
+        ("fsdp2", {}, "fp32", 4),
+        ("torchtitan", {}, "fp32", 4),
+        ("megatron-core-fsdp2", {}, "bf16", 2),
+        ("megatron-core-fsdp2", {"precision": "fp32"}, "fp32", 4),
+        ("accelerate", {}, "bf16", 2),
+        ("megatron-core-fsdp2", {"reduce_dtype": "fp32"}, "fp32", 4),
+        ("fsdp2", {"reduce_dtype": "bf16"}, "bf16", 2),
+    ],
+)
+def test_gradients_are_reduced_in_the_dtype_of_the_plan_or_of_the_profile(software, said, dtype, size):
+    """A layer's 164,096 elements at 2 or 4 B. torchtitan's policy reduces in fp32 (torchtitan/config/configs.py,
+    mixed_precision_reduce); Megatron-Core gives none (torch_fully_sharded_data_parallel.py), so gradients keep the parameters'
+    dtype; accelerate's is the compute dtype (utils/dataclasses.py, set_mixed_precision). The plan echoes it.
+    """
+    fsdp = {key: said[key] for key in said.keys() & {"reduce_dtype"}}
+    how = {key: said[key] for key in said.keys() & {"precision"}}
+    plan = job(software, dp=2, fsdp=fsdp, performance=how)
+    rows = {row.name: row.bytes for row in estimate(plan).collectives}
+    assert rows["block gradients"] == size * LAYER
+    echoed = plan.to_config()["parallelism"]["fsdp"]
+    assert (echoed["reduce_dtype"], list(echoed)) == (
+        dtype,
+        list(Fsdp(reduce_dtype="fp32").model_dump(exclude_none=True)),
+    )
+    assert Job(**plan.to_config()) == plan
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import mean, median
+
 import pytest
 from physics_jobs import job
 
@@ -9,12 +11,15 @@ from steptime.answer.result import estimate
 from steptime.fsdp.memory_walk import gap_of_logits
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.passes import peak_moment
+from steptime.job.job import Job
 from steptime.memory.overhead import StreamPools, reserved_bytes
+from steptime.validation.judgement import judge_all
+from steptime.validation.measurements import shipped
 
 LAYER, END, NORM = 164_096, 131_072, 128
 """Elements of a layer, of embedding or head, and of the final norm."""
 ROOT = 2 * END + NORM
-EXPANDABLE = 1.036
+EXPANDABLE = 1.024
 """1 + the share of activations and transients that expandable segments lose."""
 
 
@@ -39,10 +44,10 @@ def test_what_is_in_another_pool_counts_there():
 @pytest.mark.parametrize(
     ("pools", "expandable", "reserved"),
     [
-        (StreamPools(6.0, 25.0, 8.0), True, 100 + 6 + 1.036 * 25 + 8),
+        (StreamPools(6.0, 25.0, 8.0), True, 100 + 6 + 1.024 * 25 + 8),
         (StreamPools(6.0, 25.0, 8.0), False, 100 + 6 + 1.2 * 25 + 8),
         (StreamPools(0.0, 4.0, 3.0), True, 100 + 10),
-        (None, True, 100 + 1.036 * 10),
+        (None, True, 100 + 1.024 * 10),
         (None, False, 100 + 1.2 * 10),
     ],
 )
@@ -148,3 +153,23 @@ def test_what_all_moments_hold():
     moments.beside = 0.0
     moments.mark(4.0, 4.0, "second")
     assert (moments.worst.op, moments.found.added_bytes, moments.most) == ("first", 13.0, 13.0)
+
+
+def test_what_expandable_segments_lose_is_the_median_of_its_cells():
+    """With the constant the estimate is the median cell's measurement: torchtitan's dense rows marked fit, FSDP2 without a traced
+    graph. Each cell is one vote, the mean of its rows. Within 0.3 % of what was reserved.
+    """
+    cells = {}
+    for judged in judge_all(row for row in shipped() if fits_the_share(row)):
+        if judged.metric != "reserved" or judged.excluded or judged.skipped:
+            continue
+        found = Job(**judged.config)
+        if found.software.buffers.expandable_segments and found.parallelism.fsdp.wrap == "block":
+            cells.setdefault(judged.cell, []).append(judged.memory_error)
+    assert len(cells) == 16
+    assert median(map(mean, cells.values())) == pytest.approx(0.0, abs=0.003)
+
+
+def fits_the_share(row):
+    dense = row.text("n_experts") in {"", "0", "1"}
+    return dense and row.text("split") == "fit" and row.group in {"torchtitan-ar", "torchtitan-pr"}

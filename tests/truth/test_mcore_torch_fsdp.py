@@ -69,7 +69,7 @@ def ours(variant):
     }
     if said := c.get("recompute"):
         performance["recompute"] = {{"num_layers": "n_layers"}.get(key, key): value for key, value in said.items()}
-    fsdp = {"reduce_dtype": "bf16", "reshard_after_forward": c.get("reshard", True)}
+    fsdp = {"reshard_after_forward": c.get("reshard", True)}  # reduced in the dtype of the parameters by default
     return Assembly(
         Job(
             model=model(c),

@@ -170,12 +170,14 @@ def stated(model: Model, recompute: str, batch: int, reduce: str = "", ends: str
     return 2.0 * stage.params_bytes + peak_moments(found.assembly)[0].added_bytes  # as many bytes of gradients
 
 
-@pytest.mark.parametrize("ends", ["apart", "root"])
+@pytest.mark.parametrize(("ends", "tied"), [("apart", False), ("root", False), ("root", True)])
 @pytest.mark.parametrize("reduce", ["fp32", "bf16"])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_peak(model, recompute, batch, reduce, ends):
+def test_peak(model, recompute, batch, reduce, ends, tied):
+    """Tied, the head's gradients add up in the embedding's, which the root reduces after the embedding's backward."""
+    model = model.model_copy(update={"tie_embeddings": tied})
     assert stated(model, recompute, batch, reduce, ends) == held(model, recompute, batch, reduce, ends)
 
 

@@ -35,6 +35,7 @@ from steptime.bench.runs.chunks import ModelSlice, plan_of, slices
 from steptime.bench.runs.modules import INIT_STD, Transformer, building, tables
 from steptime.bench.runs.operands import torch_dtype
 from steptime.fsdp import options
+from steptime.fsdp.of_job import reduced_in
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.local_params import Pieces
@@ -188,7 +189,7 @@ def fully_sharded(part: Transformer, job: Job, mesh: DeviceMesh) -> None:
     """FSDP2: each block a group, and the root with the rest; torch's default keeps the root gathered after forward."""
     said = options(Assembly(job))
     data = mesh["replicas", "shards"] if job.parallelism.replicas > 1 else mesh["dp"]
-    policy = MixedPrecisionPolicy(param_dtype=part.plan.dtype, reduce_dtype=torch_dtype(said.reduce_dtype))
+    policy = MixedPrecisionPolicy(param_dtype=part.plan.dtype, reduce_dtype=torch_dtype(reduced_in(job)))
     cut = (lambda param: Shard(min(said.shard_dim, param.ndim - 1))) if said.shard_dim else None
     for block in part.blocks.values() if said.wrap == "block" else []:
         after = said.reshard_after_forward

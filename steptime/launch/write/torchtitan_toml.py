@@ -7,6 +7,7 @@ from typing import Any
 
 from steptime.base.config import build
 from steptime.job.edit import read_model
+from steptime.job.fsdp_rules import reduce_dtype
 from steptime.job.job import Job
 from steptime.launch.keys import KeyTable, load_table
 from steptime.launch.torchtitan.flavors import models
@@ -61,7 +62,7 @@ def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
         found[rotate] = word_for(table, rotate, job.cp_comm_type)
     if p.fsdp is not None:
         reduce = "training.mixed_precision_reduce"
-        found[reduce] = word_for(table, reduce, p.fsdp.reduce_dtype)
+        found[reduce] = word_for(table, reduce, reduce_dtype(p.fsdp, software))
         reshards = bool(p.fsdp.reshard_after_forward)  # a number of ranks is not one of its words
         said = "default" if reshards == (p.pp == 1) else "always" if reshards else "never"
         found[f"{_P}fsdp_reshard_after_forward"] = said
