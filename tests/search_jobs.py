@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from typing import Any
 
@@ -13,6 +14,15 @@ from steptime.search.search import Layout, Search
 from steptime.search.space import Axes, Counts
 
 MODEL = {"n_layers": 12, "hidden_sz": 1024, "inter_sz": 3072, "n_q_heads": 16, "n_kv_heads": 4, "vocab_sz": 50257}
+
+
+ONE = ("--top", "1", "--csv")
+"""Options of a search whose best layout is all that is asked for: other forms estimate the best for each choice, too."""
+
+
+def first_of(text: str) -> dict[str, str]:
+    """The best layout of the CSV of a search."""
+    return next(csv.DictReader(text.splitlines()))
 
 
 def job_of(**said: Any) -> Job:

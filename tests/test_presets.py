@@ -281,12 +281,17 @@ def test_spelling_is_lenient(spelling, name):
     assert load_model(spelling).name == name
 
 
-def test_a_file_name_reads_one_file(monkeypatch):
+def test_a_file_name_reads_one_file_once(monkeypatch):
+    """Both spellings are one model; changes are read of the file, so that the model itself stays as it is."""
     read = []
     real = presets.shipped
+    presets._read.cache_clear()
     monkeypatch.setattr(presets, "shipped", lambda path: read.append(path.name) or real(path))
     load_model("llama3-70b")
     load_model("meta-llama/Meta-Llama-3-70B")
+    assert read == ["llama3-70b.yaml"]
+    assert load_model("llama3-70b", n_layers=4).n_layers == 4
+    assert load_model("llama3-70b").n_layers == 80
     assert read == ["llama3-70b.yaml"] * 2
 
 

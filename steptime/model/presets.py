@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from os.path import isfile
 from pathlib import Path
+from typing import Any
 
 from steptime.base.config import ConfigError, build, show
 from steptime.base.document import shipped, shipped_names
@@ -24,19 +25,30 @@ def model_names() -> list[str]:
 def load_model(name: str, **changes: object) -> Model:
     """The preset `name`, with fields of `Model` changed on request.
 
-    Spelling is lenient: llama3-70b, llama-3-70b, Llama3_70B and meta-llama/Meta-Llama-3-70B are one model. One file is read when
-    the name is a file's; for aliases all are read.
+    Spelling is lenient: llama3-70b, llama-3-70b, Llama3_70B and meta-llama/Meta-Llama-3-70B are one model. One file is read,
+    once, when the name is a file's; for aliases all are read.
 
     Raises:
         ConfigError: the name is unknown (one line, with near matches), or a change is not one that `Model` takes.
     """
     path = _find(name)
-    fields = shipped(path)
-    fields.pop("aliases", None)
-    fields["name"] = path.stem
-    if changes:
-        fields["source"] = f"{fields['source']} (changed: {', '.join(changes)})"
+    if not changes:
+        return _read(path)
+    fields = _fields(path)
+    fields["source"] = f"{fields['source']} (changed: {', '.join(changes)})"
     return build(Model, fields | changes, "model")
+
+
+@cache
+def _read(path: Path) -> Model:
+    """The model of a preset's file, which ships with steptime: one object for all plans that name it."""
+    return build(Model, _fields(path), "model")
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    fields: dict[str, Any] = shipped(path)
+    fields.pop("aliases", None)
+    return fields | {"name": path.stem}
 
 
 def _key(name: str) -> tuple[str, ...]:
@@ -48,6 +60,7 @@ def _key(name: str) -> tuple[str, ...]:
     return tuple(word for word in words if word not in _NO_SHAPE)
 
 
+@lru_cache(maxsize=256)
 def _find(name: str) -> Path:
     exact = FOLDER / f"{name}.yaml"
     if re.fullmatch(r"[\w.-]+", name) and isfile(exact):  # noqa: PTH113  not an error for a long name

@@ -1,5 +1,6 @@
 """What each framework can run: one entry per profile that extends no other, or that can run less than what it extends."""
 
+from functools import cache
 from typing import NamedTuple
 
 from steptime.schedule import SCHEDULES
@@ -119,6 +120,7 @@ FRAMEWORKS["megatron-core-fsdp2"] = FRAMEWORKS["megatron-core"]._replace(
 ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), tuple(SCHEDULES), context=("p2p", "all_gather", "a2a", "a2a+p2p"))
 
 
+@cache
 def framework_of(software: str, family: str) -> Framework:
     """What a profile's framework supports (`software` is its name, with or without a release), or that of its family."""
     return FRAMEWORKS.get(software.partition("@")[0]) or FRAMEWORKS.get(family, ANY)
