@@ -1,0 +1,198 @@
+"""Terms of one second, one element or one op, each worked out where nothing larger hides it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.cost.parts import PartTime, Work
+from steptime.cost.rates import rates
+from steptime.fsdp.calls import Calls
+from steptime.fsdp.pipeline_seconds import PipelineSeconds, chunk_seconds, sums_s
+from steptime.fsdp.seconds import CommSeconds
+from steptime.hardware.machine import Machine
+from steptime.job.assembly import Assembly
+from steptime.memory.blocks import LARGE, LargeBlocks
+from steptime.memory.buffers import MIB
+from steptime.model.lora_ops import copy
+from steptime.model.mamba import exchange
+from steptime.model.mtp import inside, project
+from steptime.model.offload import Module, modules_of
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Tensor
+from steptime.model.presets import _sort_key, aliases
+from steptime.model.segments import made_for, needed_again, replayed, rotations
+
+LAYOUT = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "bf16", "reshard_after_forward": False}}
+
+
+def pipeline(share: bool | float) -> tuple[Assembly, PipelineSeconds]:
+    """Two stages of two layers; nodes of two devices, links and memory of 1 B/s."""
+    on = machine(memory=1.0, link=1.0, node=2)
+    assembly = Assembly(job("fsdp2", on=on, model={"n_layers": 4}, performance={"overlap": {"dp": share}}, **LAYOUT))
+    parts = dict.fromkeys((assembly.embedding, *assembly.kinds, assembly.head), PartTime(Work(), Work(), Work()))
+    priced = rates(on.accelerator, assembly.job.software)
+    return assembly, PipelineSeconds(assembly, tuple(on.tiers), parts, [{}, {}], priced)
+
+
+def test_gradients_that_add_up_in_their_own_dtype():
+    """torch's AccumulateGrad: the first becomes the sum; a later one is read with the sum, which is written: 3 * 2 B each."""
+    assembly, found = pipeline(True)
+    assert sums_s(assembly, found.rates, 100.0) == (0.0, 600.0)
+
+
+def test_a_root_has_no_compute_to_hide_a_layers_gather():
+    """Root 3 s, layers 2 s each; embedding and layers compute nothing, so each gather shows: 3 + 2 + 2, without the root
+    2 + 2.
+    """
+    assembly, found = pipeline(True)
+    chunk, [layer] = assembly.stages[0][0], assembly.kinds
+    every = [CommSeconds(3.0, 0.0), CommSeconds(2.0, 0.0), CommSeconds(2.0, 0.0)]
+    free = dict.fromkeys((assembly.embedding, layer, assembly.head), PartTime(Work(), Work(), Work()))
+    around = assembly, tuple(assembly.job.machine.tiers), found.rates, chunk, every, 100.0
+    of = chunk_seconds(*around, free, {})
+    assert (of.forward_s, of.forward_layers_s, of.backward_s, of.gather_s) == (7.0, 4.0, 4.0, 7.0)
+    assert (of.copies_s, of.reduce_s, of.first_sum_s, of.sum_s) == (0.0, 0.0, 0.0, 600.0)
+
+
+@pytest.mark.parametrize(("share", "shown"), [(False, 1.0), (0.25, 0.75)])
+def test_what_shows_of_a_prefetched_gather(share, shown):
+    """A share of it is hidden."""
+    _, found = pipeline(share)
+    assert [stage[0] for stage in found.shown] == [pytest.approx(shown * chunks[0].gather_s) for chunks in found.chunks]
+
+
+def test_each_group_is_gathered_and_reduced_once_a_step():
+    """One micro-batch, gathered groups stay: the root once; both layers, which are alike, once each."""
+    _, found = pipeline(True)
+    calls = found.calls(0)
+    assert {kind: calls for (kind, _), calls in calls.items()} == {"root": Calls(1.0, 1.0), "block": Calls(2.0, 2.0)}
+
+
+def test_blocks_at_the_allocators_limits():
+    """c10/cuda/CUDACachingAllocator.cpp: below kMinLargeAlloc of 10 MiB 20 MiB, from it on multiples of 2 MiB."""
+    blocks = LargeBlocks()
+    block = blocks.allocate(LARGE)
+    assert block is not None
+    assert (block.length, blocks.rest) == (10 * MIB, 0.0)
+    blocks.allocate(LARGE - 512)
+    assert blocks.rest == 0.0  # of 20 MiB, the rest of which is free
+    block = blocks.allocate(10 * MIB)
+    assert block is not None
+    assert block.address == 12 * MIB + LARGE - 512
+    assert blocks.rest == 512
+
+
+def op(name: str, role: str, *, gemm: bool = False, **said: object) -> Op:
+    """An op that reads the one of its name's first letter, if any."""
+    if gemm:
+        return Gemm(name, (), (Tensor(f"{name}.out", 1.0, 2.0),), m=1.0, n=1.0, k=1.0, itemsize=2.0, role=role, **said)  # type: ignore[arg-type]
+    return Move(name, (), (Tensor(f"{name}.out", 1.0, 2.0),), role=role, **said)  # type: ignore[arg-type]
+
+
+LAYER = [
+    op("norm", "norm"), op("qkv", "attn", gemm=True), op("core", "core_attn"), op("proj", "attn_proj", gemm=True),
+    op("add", ""), op("norm2", "norm"), op("up", "moe", gemm=True), op("act", "moe_act"), op("down", "moe", gemm=True),
+    op("add2", ""),
+]  # fmt: skip
+MODULES = [
+    ("attn_norm", range(1), 4), ("qkv_linear", range(1, 2), 1), ("core_attn", range(2, 3), 2), ("attn_proj", range(3, 4), 3),
+    ("mlp_norm", range(5, 6), 9), ("expert_fc1", range(6, 7), 6), ("moe_act", range(7, 8), 8),
+]  # fmt: skip
+
+
+def test_modules_that_offload():
+    """The norm before attention is sent when the op before the next norm is done, that of the MLP at the layer's end; products
+    and attention after themselves; the activation of experts after the product that reads it (transformer/moe/experts.py,
+    TEGroupedMLP.forward: fine_grained_offloading_group_commit follows linear_fc2).
+    """
+    assert modules_of(LAYER) == [Module(*of) for of in MODULES]
+    twice = [replace(of, depth=depth) for depth in (1, 2) for of in LAYER]
+    further = [Module(name, range(run.start + 10, run.stop + 10), at + 10) for name, run, at in MODULES]
+    assert modules_of([op("embed", ""), *twice]) == [
+        Module(of.name, range(of.ops.start + 1, of.ops.stop + 1), of.commit + 1)
+        for of in [*map(Module._make, MODULES), *further]
+    ]
+
+
+def test_what_a_replay_runs():
+    """Up to the last op with something saved: itself only where it makes what it saves. Nothing saved: nothing runs."""
+    made, read = Tensor("s", 1.0, 2.0), Tensor("o", 1.0, 2.0)
+    plain, saves = Move("a", (), (read,)), Move("b", ("o",), (), ("o",))
+    makes = Move("c", ("o",), (), ("o", "s"), (made,))
+    assert replayed([plain, saves, plain], 0, 2, stops_early=False) == range(3)
+    assert replayed([plain, saves, plain], 0, 2, stops_early=True) == range(1)
+    assert replayed([plain, makes, plain], 0, 2, stops_early=True) == range(2)
+    assert replayed([plain, plain], 1, 1, stops_early=True) == range(1, 1)
+
+
+def test_a_rotation_made_again_for_attention():
+    """A product, a norm, a rotation of it, attention, which reads the rotated: norm and rotation are made again."""
+    x, normed, turned, other = (Tensor(name, 1.0, 2.0) for name in ("x", "normed", "turned", "other"))
+    stat = Tensor("norm.rstd", 1.0, 4.0)
+    core = Attention(
+        "core", ("turned",), (Tensor("y", 1.0, 2.0),), ("turned",),
+        batch=1.0, q_len=1.0, kv_len=1.0, n_q_heads=1.0, n_kv_heads=1.0, d_qk=1.0, d_v=1.0, itemsize=2.0,
+    )  # fmt: skip
+    product = Gemm("qkv", (), (x,), m=1.0, n=1.0, k=1.0, itemsize=2.0)
+    ops = [product, Move("elsewhere", ("x",), (other,)), Move("norm", ("x",), (normed,), ("x", stat.name), (stat,)),
+           Move("rope", ("normed",), (turned,)), core]  # fmt: skip
+    [found] = rotations(ops)
+    assert (found.first, found.last, found.keeps) == (2, 3, ("norm.rstd",))
+    assert [made_for(ops, i, range(3, 5)) for i in range(3)] == [False, False, True]
+    assert needed_again(ops, {0}) == ({"turned", "x", "norm.rstd", "normed"}, {1, 4})
+
+
+def test_a_copy_in_another_dtype():
+    """10 numbers of 2 B read, of 4 B written: 60 B; what it makes has 40."""
+    found = copy("up", "x", 10.0, 4.0, 2.0)
+    assert (found.forward_bytes, found.backward_bytes) == (60.0, 60.0)
+    assert [(t.name, t.elements, t.itemsize) for t in found.outputs] == [("up.out", 10.0, 4.0)]
+
+
+def test_an_exchange_of_a_state_space():
+    """8 tokens over two ranks, 4 each, 30 wide, in bf16: 240 B, five calls of 48."""
+    assembly = Assembly(job(cp=2))
+    [swap, order], name = exchange("e", "x", 30.0, 5.0, assembly.shard)
+    assert isinstance(swap, Comm)
+    assert (swap.bytes, swap.count, swap.outputs[0].bytes, name) == (48.0, 5.0, 240.0, "e.ordered")
+    assert order.inputs == ("e.out",)
+
+
+@pytest.mark.parametrize(
+    ("sp", "keeps_x", "kept"), [(True, True, ("x.others",)), (True, False, ()), (False, True, None)]
+)
+def test_a_projection_of_two_hidden_states(sp, keeps_x, kept):
+    """8 tokens of 128 over two ranks: 64 columns each of 256 inputs, gathered, 2,048 B, and put in order: read and written. With
+    sequence parallelism a rank goes on with 4 tokens and the other 4 stay where the layer keeps its input.
+    """
+    assembly = Assembly(job(tp=2, sp=sp, model={"n_q_heads": 2}))
+    ops = {of.name: of for of in project(assembly.job.model, assembly.shard, "joined", keeps_x=keeps_x)}
+    product, collect, order = ops["eh_proj"], ops["eh_proj.collect"], ops["eh_proj.order"]
+    assert isinstance(product, Gemm)
+    assert isinstance(collect, Comm)
+    assert isinstance(order, Move)
+    assert (product.m, product.k, product.n, collect.bytes) == (8.0, 256.0, 64.0, 2_048.0)
+    assert (order.forward_bytes, order.backward_bytes) == (4_096.0, 2_048.0)
+    rows = 4 if sp else 8
+    assert [t.elements for t in order.outputs] == [128.0 * rows, *([512.0] if sp else [])]
+    assert (ops["eh_proj.scatter"].saves if sp else None) == kept
+
+
+def test_no_nvfp4_inside_a_further_depth():
+    """MultiTokenPredictionLayer runs its modules without it, and with fp8 recipes as everywhere."""
+    for precision, expected in (("nvfp4", None), ("mxfp8", "mxfp8")):
+        shard = Assembly(job(on=Machine.load("dgx-b200"), performance={"precision": precision})).shard
+        recipe = inside(shard).software.recipe
+        assert (recipe.name if recipe else None) == expected
+
+
+def test_models_are_listed_by_size():
+    """8 b before 70 b before 1 t; 135 m before 1 b; words after none."""
+    assert _sort_key("llama3-8b") == ("llama3-", 8e9)
+    assert _sort_key("smollm2-135m") == ("smollm2-", 135e6)
+    assert _sort_key("moe-1t") == ("moe-", 1e12)
+    assert _sort_key("gpt2-xl") == ("gpt2-xl", 0.0)
+    assert all(name != stem for name, stem in aliases().items())
+    assert aliases()
