@@ -76,7 +76,7 @@ def unknown(model_type: str) -> str:
         return f"model_type {show(model_type)} is not modeled: {UNMODELED[model_type]}"
     from difflib import get_close_matches
 
-    near = get_close_matches(model_type, FAMILIES, n=1)
+    near = get_close_matches(model_type, FAMILIES)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown model_type {show(model_type)}{hint} (supported: {', '.join(FAMILIES)})"
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from steptime.base.config import ConfigError
-from steptime.model.hf import read_hf_config
+from steptime.model.hf import read_hf_config, shown
 from steptime.model.hf_families import FAMILIES
 from steptime.model.model import Model
 
@@ -152,3 +152,121 @@ def test_layers_of_linear_attention(tmp_path, model_type, said, freq):
     found = read(tmp_path, model_type, **EXPERTS, **sizes, num_key_value_heads=8, **said).linear_attention
     assert found is not None
     assert found.freq == freq
+
+
+@pytest.mark.parametrize(("said", "window"), [({}, 8_192), ({"attention_chunk_size": None}, None)])
+def test_chunks_of_llama_4(tmp_path, said, window):
+    """configuration_llama4.py, line 324: 8,192 tokens, in all but each fourth layer; null: every layer sees all."""
+    found = read(tmp_path, "llama4_text", num_attention_heads=8, vocab_size=1_000, **NEEDED["llama4_text"], **said)
+    assert found.attention.window == window
+    assert found.name == "llama4_text"
+
+
+PLAIN = ("mixtral", "gpt_oss", "qwen3_moe", "granitemoe", "minimax")
+SIGMOID = {"score_function": "sigmoid", "expert_bias": True}
+GATED = {"shared_expert_gate": True}
+ROUTERS = {
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "dots1", "solar_open", "minimax_m2", "nemotron_h"), SIGMOID),
+    "deepseek_v2": {"pre_softmax": True},
+    "olmoe": {"pre_softmax": True},
+    "qwen2_moe": {"pre_softmax": True, **GATED},
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text"), GATED),
+    "ernie4_5_moe": {"pre_softmax": True, "expert_bias": True},
+    "llama4_text": {"score_function": "sigmoid"},
+}
+
+
+@pytest.mark.parametrize("model_type", [*ROUTERS, *PLAIN])
+def test_what_a_router_does(tmp_path, model_type):
+    """modeling_FAMILY.py: sigmoids with e_score_correction_bias; the softmax of all scores, of which the best are taken without
+    another one; shared_expert_gate. A softmax over the chosen otherwise, or, the same, weights divided by their sum.
+    """
+    plain = {"score_function": "softmax", "expert_bias": False, "pre_softmax": False, "shared_expert_gate": False}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": model_type, **required(model_type)}), encoding="utf-8")
+    moe = read_hf_config(path)["moe"]
+    assert isinstance(moe, dict)
+    assert {key: moe.get(key, value) for key, value in plain.items()} == plain | ROUTERS.get(model_type, {})
+
+
+@pytest.mark.parametrize("key", ["num_experts", "moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"])
+def test_no_number_of_experts_is_zero(tmp_path, key):
+    """A missing one is told by the family's own key; one is enough; transformers 5 saves num_local_experts."""
+    said = NEEDED["qwen2_moe"] | {"num_attention_heads": 16, "vocab_size": 1_000}
+    with pytest.raises(ConfigError, match=rf"config\.json: {key}: expected a whole number of at least 1, got 0$"):
+        read(tmp_path, "qwen2_moe", **said | {key: 0})
+    with pytest.raises(ConfigError, match=rf"config\.json: {key}: expected a whole number of at least 1, got None$"):
+        read(tmp_path, "qwen2_moe", **said | {key: None})
+    one = read(tmp_path, "qwen2_moe", **said | {"num_experts_per_tok": 1, key: 1}).moe
+    assert one is not None
+    assert {"num_experts": one.n_experts, "moe_intermediate_size": one.expert_inter_sz}.get(key, 1) == 1
+    none = read(tmp_path, "qwen2_moe", **said | {"shared_expert_intermediate_size": 0}).moe
+    assert none is not None
+    assert (none.n_shared_experts, none.n_experts) == (0, 16)
+    del said["num_experts"]
+    other = read(tmp_path, "qwen2_moe", num_local_experts=12, **said).moe
+    assert other is not None
+    assert other.n_experts == 12
+    with pytest.raises(
+        ConfigError, match=r"config\.json: num_experts: expected a whole number of at least 1, got None$"
+    ):
+        read(tmp_path, "qwen2_moe", **said)
+
+
+FULL, NEAR = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "window", "every"),
+    [
+        ([NEAR, NEAR, FULL] * 2, 4_096, 3),
+        ([NEAR, FULL] * 3, 4_096, 2),
+        ([NEAR] * 6, 4_096, None),
+        ([FULL] * 6, None, None),
+    ],
+)
+def test_layers_with_a_window(tmp_path, kinds, window, every):
+    """layer_types: the last of every n sees all, or no layer does, or each."""
+    found = read(tmp_path, "gemma3_text", layer_types=kinds).attention
+    assert (found.window, found.window_pattern) == (window, every)
+
+
+def test_windows_in_another_order(tmp_path):
+    with pytest.raises(ConfigError, match="layer_types: only one full-attention layer at the end"):
+        read(tmp_path, "gemma3_text", layer_types=[FULL, NEAR] * 3)
+
+
+def test_a_long_value_is_cut():
+    """40 characters are shown; of more the first 37 and three dots."""
+    assert shown("x" * 38) == '"' + "x" * 38 + '"'
+    assert shown("x" * 39) == '"' + "x" * 36 + "..."
+
+
+HYBRID = {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1_000, "head_dim": 8}
+
+
+def test_a_pattern_that_is_no_text(tmp_path):
+    with pytest.raises(ConfigError, match="hybrid_override_pattern: expected the layers in order"):
+        read(tmp_path, "nemotron_h", hybrid_override_pattern=5, **HYBRID)
+
+
+def test_a_further_depth_of_a_hybrid_is_attention_and_experts(tmp_path):
+    """configuration_nemotron_h.py: mtp_layers_block_type is full_attention, moe unless said."""
+    said = HYBRID | {"hybrid_override_pattern": "M-*EM-", "num_nextn_predict_layers": 1}
+    assert read(tmp_path, "nemotron_h", **said).mtp == 1
+    with pytest.raises(ConfigError, match="mtp_hybrid_override_pattern: 'M' is not modeled"):
+        read(tmp_path, "nemotron_h", mtp_hybrid_override_pattern="M", **said)
+
+
+def test_no_layer_of_full_attention(tmp_path):
+    """A list of linear layers alone stays a list."""
+    sizes = {
+        "num_attention_heads": 64,
+        "vocab_size": 1_000,
+        "num_local_experts": 16,
+        "hidden_size": 640,
+        "head_dim": 10,
+    }
+    found = read(tmp_path, "minimax", **EXPERTS, **sizes, num_key_value_heads=8, layer_types=["linear_attention"] * 6)
+    assert found.linear_attention is not None
+    assert found.linear_attention.freq == [1] * 6

@@ -10,12 +10,15 @@ from physics_jobs import job, machine
 from steptime.cost.parts import PartTime, Work
 from steptime.cost.rates import rates
 from steptime.fsdp.calls import Calls
+from steptime.fsdp.pipeline_chunks import chunk_bytes
 from steptime.fsdp.pipeline_seconds import PipelineSeconds, chunk_seconds, sums_s
 from steptime.fsdp.seconds import CommSeconds
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.memory.blocks import LARGE, LargeBlocks
 from steptime.memory.buffers import MIB
+from steptime.memory.part_memories import PartMemories
+from steptime.model.grouped_heads import as_read, gather
 from steptime.model.lora_ops import copy
 from steptime.model.mamba import exchange
 from steptime.model.mtp import inside, project
@@ -23,6 +26,7 @@ from steptime.model.offload import Module, modules_of
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Tensor
 from steptime.model.presets import _sort_key, aliases
 from steptime.model.segments import made_for, needed_again, replayed, rotations
+from steptime.model.torch_experts import shared
 
 LAYOUT = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "bf16", "reshard_after_forward": False}}
 
@@ -196,3 +200,49 @@ def test_models_are_listed_by_size():
     assert _sort_key("gpt2-xl") == ("gpt2-xl", 0.0)
     assert all(name != stem for name, stem in aliases().items())
     assert aliases()
+
+
+def test_the_last_gradient_of_a_root():
+    """A loop over the parameters still names the last one: the embedding's 1,024 x 128 in bf16, or the head's."""
+    assembly, _ = pipeline(True)
+    memories = PartMemories(assembly)
+    found = [chunk_bytes(assembly, chunk, memories, memories, split=False) for (chunk,) in assembly.stages]
+    assert [of.last_of_root for of in found] == [2 * 131_072] * 2
+    assert [of.waits for of in found] == [[], []]
+
+
+def test_heads_gathered_after_their_norms():
+    """8 tokens; 4 and 2 heads of 32 over two ranks: 2 and 1 here, all of which every rank gathers, in bf16: 2,048 and 1,024 B. A
+    rank then takes its own contiguous ones: 1,024 and 512 B read and written by two kernels, in backward too. Without compile
+    the 2 keys here are repeated for 2 queries each, of both ranks.
+    """
+    said = {"qk_norm_gathered": True, "attention_impl": "flash"}
+    model = {"n_q_heads": 4, "n_kv_heads": 2, "qk_norm": True}
+    assembly = Assembly(job("torchtitan", model=model, tp=2, performance=said))
+    of, shard = assembly.job.model, assembly.shard
+    ops, q, k = gather(of, shard, "q", "k")
+    assert (q, k) == ("attn.q.every", "attn.k.every")
+    assert [(op.inputs, op.bytes, op.joined) for op in ops if isinstance(op, Comm)] == [
+        (("q",), 2_048.0, True),
+        (("k",), 1_024.0, True),
+    ]
+    take = as_read(of, shard, (q, k, "v")).ops[-1]
+    assert isinstance(take, Move)
+    own = [t.bytes for t in take.outputs]
+    assert own[0] == 1_024.0
+    assert (take.forward_bytes, take.backward_bytes, take.kernels) == (2 * sum(own), 2 * sum(own), 2)
+    plain = Assembly(job("torchtitan", model=model, tp=2, performance={"attention_impl": "flash"}))
+    assert gather(of, plain.shard, "q", "k") == ([], "q", "k")
+
+
+def test_shared_experts_on_an_input_that_was_gathered():
+    """8 tokens of 128; 64 columns over two ranks: 32 each, and the weights that tp splits are 64 whole."""
+    moe = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2, "shared_expert_inter_sz": 64}
+    assembly = Assembly(job("torchtitan", model={"moe": moe, "n_q_heads": 2}, tp=2))
+    model = assembly.job.model
+    assert model.moe is not None
+    ops, _ = shared(model, model.moe, assembly.shard, "x", gathered=True)
+    products = [op for op in ops if isinstance(op, Gemm)]
+    assert [(op.k, op.n) for op in products] == [(128, 32), (128, 32), (32, 128)]
+    assert [op.params[0].shape for op in products] == [(64, 128), (64, 128), (128, 64)]
+    assert [len(op.params) for op in products] == [1, 1, 1]
