@@ -25,8 +25,12 @@ from steptime.model.mtp import inside, project
 from steptime.model.offload import Module, modules_of
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Tensor
 from steptime.model.presets import _sort_key, aliases
+from steptime.model.routing import Rows
 from steptime.model.segments import made_for, needed_again, replayed, rotations
+from steptime.model.torch_dispatch import scatter
 from steptime.model.torch_experts import shared
+from steptime.schedule.actions import Action
+from steptime.schedule.live import State
 
 LAYOUT = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "bf16", "reshard_after_forward": False}}
 
@@ -246,3 +250,67 @@ def test_shared_experts_on_an_input_that_was_gathered():
     assert [(op.k, op.n) for op in products] == [(128, 32), (128, 32), (32, 128)]
     assert [op.params[0].shape for op in products] == [(64, 128), (64, 128), (128, 64)]
     assert [len(op.params) for op in products] == [1, 1, 1]
+
+
+DELTA = {"n_key_heads": 2, "n_value_heads": 2, "key_head_dim": 32, "value_head_dim": 32, "freq": 2}
+SPACE = {"n_heads": 2, "head_dim": 32, "state_dim": 16, "n_groups": 2, "chunk_sz": 64}
+CAST = {
+    "attn.in_proj": (128, 260),  # q and k 64 each, v and gate 64 each, beta and alpha 2 each
+    "attn.proj": (0, 128),
+    "mlp.gate_up": (128, 512),
+    "mlp.up_proj": (128, 256),
+    "mamba.in_proj": (128, 194),  # z and x 64 each, B and C 32 each, 2 steps
+    "mamba.out_proj": (0, 128),
+}
+
+
+@pytest.mark.parametrize("model", [{"linear_attention": DELTA}, {"hybrid_pattern": "M-", "glu": False, "mamba": SPACE}])
+def test_casts_of_backward_by_current_scaling(model):
+    """TransformerEngine, fp8 by current scaling, 8 tokens: a bf16 gradient is read for its maximum and to be cast into rows and
+    columns, 2 + 2 + 1 + 1 B; an input kept by rows after a norm is transposed, 1 + 1 B. Outputs of other kernels come in both.
+    """
+    assembly = Assembly(job(on=Machine.load("dgx-h100"), model=model, performance={"precision": "fp8_current"}))
+    every = [op for kind in assembly.kinds for op in kind.ops if isinstance(op, Gemm)]
+    products = {op.name: op for op in reversed(every) if op.name in CAST}
+    assert len(products) == 3
+    for name, product in products.items():
+        kept, outputs = CAST[name]
+        assert (name, product.n, product.cast_bytes) == (name, outputs, 8 * (6 * outputs + 2 * kept))
+
+
+def test_a_state_of_later_micro_batches():
+    """The same chunks; micro-batch 2 becomes 5."""
+    assert State((1,), (1,), Action("B", 2, 0)).later(3) == State((1,), (1,), Action("B", 5, 0))
+
+
+def test_states_that_hold_no_more():
+    """Two in full and one half, against three in full: no fewer of either kind, only from another state."""
+    less, more = State((3,), (2,), Action("B", 0, 0)), State((4,), (3,), Action("B", 1, 0))
+    halves = State((5,), (2,), Action("B", 2, 0))
+    assert less.below(more)
+    assert not more.below(less)
+    assert less.below(halves)
+    assert not halves.below(more)
+    assert not less.below(less)
+
+
+def test_rows_added_at_their_tokens():
+    """10 rows of 128 in bf16, 2,560 B, into 8 tokens, 2,048 B: zeros, a read and a write of those; backward gathers the rows."""
+    moe = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
+    assembly = Assembly(job("torchtitan", model={"moe": moe}))
+    assert assembly.job.model.moe is not None
+    op = scatter(Rows(assembly.job.model.moe, 128, assembly.shard), Tensor("x", 1_280.0, 2.0), 8.0, ())
+    assert [t.bytes for t in op.outputs] == [2_048.0]
+    assert (op.forward_bytes, op.backward_bytes, op.kernels) == (2_560 + 3 * 2_048, 2 * 2_560, 3)
+    assert op.forward_temp_bytes == 2_048.0
+
+
+@pytest.mark.parametrize(("how", "itemsize", "moved"), [("eager", 2, (9, 23)), ("composite", 4, (10, 20))])
+def test_a_norm_in_several_kernels(how, itemsize, moved):
+    """What it keeps: the input in fp32, the normalized one in bf16 or fp32, and a number a token; its docstring counts bytes."""
+    software = "torch" if how == "eager" else "fsdp2"
+    assembly = Assembly(job(software, performance={"norm_impl": how, "compile": "none"}))
+    [op] = [op for op in assembly.kinds[0].ops if op.name == "mlp.norm"]
+    assert isinstance(op, Move)
+    assert [(t.elements, t.itemsize) for t in op.allocates[1:]] == [(1_024, 4), (1_024, itemsize), (8, 4)]
+    assert (op.forward_bytes, op.backward_bytes) == tuple(4 * 1_024 * each for each in moved)
