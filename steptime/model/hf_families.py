@@ -163,10 +163,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "solar_open": Family(
         GLU,
-        UNTIED
-        | {"num_key_value_heads": 8, "head_dim": 128, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
-        | {"intermediate_size": 10240},
+        UNTIED | {"num_key_value_heads": 8, "head_dim": 128, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
         only={"attention_dropout": 0.0, "attention_bias": False},
+        names={"intermediate_size": "moe_intermediate_size"},  # every layer has experts
     ),
     "gpt2": GPT2_FAMILY,
     "gpt_bigcode": replace(GPT2_FAMILY, defaults=GPT2 | {"hidden_act": "gelu_pytorch_tanh", "multi_query": True}),

@@ -132,6 +132,7 @@ def test_experts_and_layers_of_kimi_that_a_file_does_not_say(tmp_path):
     ("model_type", "said", "freq"),
     [
         ("minimax", {}, [0, 1, 0, 1, 0, 1]),
+        ("minimax", {"head_dim": None}, [0, 1, 0, 1, 0, 1]),
         ("minimax_text_01", {"attn_type_list": [0, 0, 1, 0, 0, 1]}, 3),
         ("qwen3_next", {"num_experts": 16}, 4),
         ("qwen3_next", {"num_experts": 16, "full_attention_interval": 3}, 3),
@@ -149,9 +150,11 @@ def test_layers_of_linear_attention(tmp_path, model_type, said, freq):
         "hidden_size": 640,
         "head_dim": 10,
     }
-    found = read(tmp_path, model_type, **EXPERTS, **sizes, num_key_value_heads=8, **said).linear_attention
+    found = read(tmp_path, model_type, **EXPERTS | sizes | {"num_key_value_heads": 8} | said).linear_attention
     assert found is not None
     assert found.freq == freq
+    if model_type.startswith("minimax"):  # a head's width unsaid: 640 / 64
+        assert (found.n_value_heads, found.key_head_dim, found.value_head_dim) == (64, 10, 10)
 
 
 @pytest.mark.parametrize(("said", "window"), [({}, 8_192), ({"attention_chunk_size": None}, None)])
@@ -270,3 +273,44 @@ def test_no_layer_of_full_attention(tmp_path):
     found = read(tmp_path, "minimax", **EXPERTS, **sizes, num_key_value_heads=8, layer_types=["linear_attention"] * 6)
     assert found.linear_attention is not None
     assert found.linear_attention.freq == [1] * 6
+
+
+QK_NORM = {
+    "gemma3_text", "dots1", "minimax_m2", "olmoe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "hunyuan_v1_dense", "olmo2", "olmo3", "exaone4",
+}  # fmt: skip
+BIAS = {"gpt_oss", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2"}
+QKV_BIAS = BIAS | {"qwen2", "qwen2_moe", "glm", "glm4", "seed_oss"}
+POST_NORMS = {"gemma2", "gemma3_text", "glm4", "olmo2", "olmo3", "exaone4"}
+WINDOWS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "llama4_text": 4, "cohere2": 4, "exaone4": 4, "olmo3": 4}
+
+
+@pytest.mark.parametrize("model_type", DEFAULTS)
+def test_what_the_modeling_code_fixes(tmp_path, model_type):
+    """modeling_FAMILY.py: norms of q and k, biases of all projections or of q, k and v, norms after a sublayer; the classes'
+    layer_types: which layer of how many sees all tokens.
+    """
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": model_type, **required(model_type)}), encoding="utf-8")
+    found = Model(**read_hf_config(path))
+    assert found.bias == (model_type in BIAS)
+    assert (found.qk_norm, found.qkv_bias) == (model_type in QK_NORM, model_type in QKV_BIAS)
+    assert (found.post_norms, found.attention.window_pattern) == (model_type in POST_NORMS, WINDOWS.get(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["dots1", "glm4_moe", "solar_open"])
+def test_a_file_with_groups_of_experts_alone(tmp_path, model_type):
+    """topk_group is 1 in the three classes: a token's experts lie in one of the 4 groups."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": model_type, **required(model_type), "n_group": 4}), encoding="utf-8")
+    moe = Model(**read_hf_config(path)).moe
+    assert moe is not None
+    assert (moe.node_limit, moe.n_groups) == (1, 4)
+
+
+@pytest.mark.parametrize(("model_type", "positions"), [("phi3", 4_096), ("mistral", 131_072), ("starcoder2", 4_096)])
+def test_a_window_as_long_as_all_positions_is_none(tmp_path, model_type, positions):
+    """max_position_embeddings of the classes: a window that reaches all of them leaves full attention."""
+    sizes = {"num_attention_heads": 8, "vocab_size": 1_000}
+    for window, expected in ((positions, None), (positions - 1, positions - 1)):
+        assert read(tmp_path, model_type, sliding_window=window, **sizes).attention.window == expected
