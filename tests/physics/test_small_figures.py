@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from physics_jobs import job, machine
 
+from steptime.answer.result import estimate
+from steptime.cost.comm import FREE
 from steptime.cost.parts import PartTime, Work
 from steptime.cost.rates import rates
 from steptime.fsdp.calls import Calls
@@ -18,6 +20,7 @@ from steptime.job.assembly import Assembly
 from steptime.memory.blocks import LARGE, LargeBlocks
 from steptime.memory.buffers import MIB
 from steptime.memory.part_memories import PartMemories
+from steptime.model.embedding_and_head import loss_ops
 from steptime.model.grouped_heads import as_read, gather
 from steptime.model.lora_ops import copy
 from steptime.model.mamba import exchange
@@ -31,6 +34,7 @@ from steptime.model.torch_dispatch import scatter
 from steptime.model.torch_experts import shared
 from steptime.schedule.actions import Action
 from steptime.schedule.live import State
+from steptime.timing.step_time import Reduce
 
 LAYOUT = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "bf16", "reshard_after_forward": False}}
 
@@ -314,3 +318,22 @@ def test_a_norm_in_several_kernels(how, itemsize, moved):
     assert isinstance(op, Move)
     assert [(t.elements, t.itemsize) for t in op.allocates[1:]] == [(1_024, 4), (1_024, itemsize), (8, 4)]
     assert (op.forward_bytes, op.backward_bytes) == tuple(4 * 1_024 * each for each in moved)
+
+
+@pytest.mark.parametrize(("software", "backward"), [("torch", 2 * 8_192), ("aleph-alpha", 4 * 8_192)])
+def test_logits_of_all_ranks_joined(software, backward):
+    """8 tokens x 512 columns a rank in bf16, 8,192 B, of two ranks: read and written whole, 4 * 8,192. DTensor's backward copies
+    a rank's own part, 2 * 8,192.
+    """
+    layout = {"tp": 2, "sp": False, "model": {"n_q_heads": 2}}
+    shard = Assembly(job(software, performance={"gathered_logits": True}, **layout)).shard
+    gather, cat, *_ = loss_ops(shard, Tensor("logits", 8.0 * 512, 2.0))
+    assert isinstance(gather, Comm)
+    assert isinstance(cat, Move)
+    assert (gather.bytes, gather.count) == (2 * 8_192, 1)
+    assert (cat.forward_bytes, cat.backward_bytes, cat.kernels) == (4 * 8_192, backward, 1)
+
+
+def test_tables_of_their_own_are_not_reduced_together():
+    """Without tied tables there is no all-reduce between the first and the last stage: no call, no byte."""
+    assert estimate(job(pp=2)).timing.embedding_reduce == Reduce(0.0, 0.0, FREE)
