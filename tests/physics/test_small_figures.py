@@ -12,6 +12,7 @@ from steptime.cost.comm import FREE
 from steptime.cost.parts import PartTime, Work
 from steptime.cost.rates import rates
 from steptime.fsdp.calls import Calls
+from steptime.fsdp.groups import flat_group
 from steptime.fsdp.pipeline_chunks import chunk_bytes
 from steptime.fsdp.pipeline_seconds import PipelineSeconds, chunk_seconds, sums_s
 from steptime.fsdp.seconds import CommSeconds
@@ -21,15 +22,16 @@ from steptime.memory.blocks import LARGE, LargeBlocks
 from steptime.memory.buffers import MIB
 from steptime.memory.part_memories import PartMemories
 from steptime.model.embedding_and_head import loss_ops
+from steptime.model.graphs import captured
 from steptime.model.grouped_heads import as_read, gather
 from steptime.model.lora_ops import copy
 from steptime.model.mamba import exchange
 from steptime.model.mtp import inside, project
 from steptime.model.offload import Module, modules_of
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Tensor
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.presets import _sort_key, aliases
 from steptime.model.routing import Rows
-from steptime.model.segments import made_for, needed_again, replayed, rotations
+from steptime.model.segments import Segment, covered, made_for, needed_again, replayed, rotations
 from steptime.model.torch_dispatch import scatter
 from steptime.model.torch_experts import shared
 from steptime.schedule.actions import Action
@@ -337,3 +339,44 @@ def test_logits_of_all_ranks_joined(software, backward):
 def test_tables_of_their_own_are_not_reduced_together():
     """Without tied tables there is no all-reduce between the first and the last stage: no call, no byte."""
     assert estimate(job(pp=2)).timing.embedding_reduce == Reduce(0.0, 0.0, FREE)
+
+
+def test_adapters_kept_in_fp32():
+    """peft casts their input to fp32 and autocast casts it back: 8 tokens of 256 values, with a mask of a byte each; A and B keep
+    casts of their weights, 4 x 256 and 128 x 4. Up 2 + 4 B a value moved, down as many.
+    """
+    said = {"model": {"lora": {"rank": 4, "dropout": 0.1}}, "performance": {"param_dtype": "fp32"}}
+    ops = {op.name.removeprefix("mlp.down."): op for op in Assembly(job("torch", **said)).kinds[0].ops}
+    sizes = {
+        "lora.upcast": [(2_048, 4)], "lora.dropout": [(2_048, 4), (2_048, 1)], "lora.cast": [(2_048, 2)],
+        "lora_a": [(32, 2), (1_024, 2)], "lora_b": [(1_024, 2), (512, 2)],
+    }  # fmt: skip
+    assert {name: [(t.elements, t.itemsize) for t in ops[name].allocates] for name in sizes} == sizes
+    for name in ("lora.upcast", "lora.cast"):
+        op = ops[name]
+        assert isinstance(op, Move)
+        assert op.forward_bytes == 6 * 2_048
+    plain = Assembly(job("fsdp2", **said)).kinds[0].ops
+    assert not [op for op in plain if op.name.endswith(("lora.upcast", "lora.cast"))]
+
+
+@pytest.mark.parametrize(("tp", "elements", "padded"), [(1.0, 15, 22), (2.0, 10, 14)])
+def test_a_flat_parameter_of_two(tp, elements, padded):
+    """10 elements that tp cuts and 5 that it does not, in bf16: each starts at a multiple of 8, and two ranks share the whole: 16
+    + 5 = 21 and one more, over tp 8 + 5 = 13 and one more.
+    """
+    assembly = Assembly(job("fsdp2", dp=2, fsdp={"version": 1}))
+    found = flat_group(assembly, [Param("cut", (10,), 0), Param("whole", (5,))], tp)
+    assert (found.elements, found.padded) == (elements, padded)
+
+
+def test_ops_inside_a_segment():
+    """From its first to its last."""
+    assert [covered(i, [Segment(2, 4, 4, (), frozenset())]) for i in range(1, 6)] == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize(("modules", "share"), [(["mamba"], 1), (["attn"], 0)])
+def test_a_state_space_is_captured_whole(modules, share):
+    """Or not at all: of the modules of CUDA graphs it is mamba."""
+    scan, *_ = Assembly(job(model={"hybrid_pattern": "M-", "glu": False, "mamba": SPACE})).kinds
+    assert len(captured(scan.ops, modules)) == share * len(scan.ops)
