@@ -380,3 +380,19 @@ def test_a_state_space_is_captured_whole(modules, share):
     """Or not at all: of the modules of CUDA graphs it is mamba."""
     scan, *_ = Assembly(job(model={"hybrid_pattern": "M-", "glu": False, "mamba": SPACE})).kinds
     assert len(captured(scan.ops, modules)) == share * len(scan.ops)
+
+
+def test_what_choosing_biased_experts_takes():
+    """8 tokens, 2 of 8 experts: 64 scores and their copy with the bias, in fp32, 16 chosen; a mask of a byte each."""
+    moe = {
+        "n_experts": 8,
+        "expert_inter_sz": 256,
+        "experts_per_token": 2,
+        "score_function": "sigmoid",
+        "expert_bias": True,
+    }
+    [layer] = Assembly(job("torchtitan", model={"moe": moe}, performance={"compile": "none"})).kinds
+    [op] = [op for op in layer.ops if op.name == "moe.top_k"]
+    assert isinstance(op, Move)
+    assert op.forward_temp_bytes == 4 * (64 + 16) + 64
+    assert op.forward_bytes == 4 * 64 * 3 + (4 + 8) * 16
