@@ -79,7 +79,7 @@ class ShardedChunk:
     half: tuple[Num, Num]
     """Where backward is split: what its first half leaves in memory, and its peak."""
     waits: list[Num]
-    """What the first half leaves of each layer."""
+    """What the first half leaves of each layer; nothing unless backward is split."""
     x: Num
     """Bytes of a layer's input."""
 
@@ -259,14 +259,14 @@ def chunk_bytes(
         layers[0] = replace(layers[0], memory=in_buffer(layers[0].memory, x, mine))
         added[0] = in_buffer(added[0], x, mine)
     halves = memories.split(chunk) if split else None
-    waits = [memories.split_part(part).kept if split else 0.0 for part, count in chunk.runs for _ in range(count)]
+    waits = [memories.split_part(part).kept for part, count in chunk.runs for _ in range(count)] if split else []
     return ShardedChunk(
         assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
         found.root.last * itemsize, layers, added,
         embedding, head,
         assembly.local_head_params.total * itemsize if chunk.head else 0.0,
         logits_kept(assembly) if chunk.head else x,
-        (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits if split else [0.0] * len(layers), x,
+        (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits, x,
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def unknown(model_type: str) -> str:
         return f"model_type {show(model_type)} is not modeled: {UNMODELED[model_type]}"
     from difflib import get_close_matches
 
-    near = get_close_matches(model_type, FAMILIES, n=1)
+    near = get_close_matches(model_type, FAMILIES)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown model_type {show(model_type)}{hint} (supported: {', '.join(FAMILIES)})"
 
@@ -120,12 +120,12 @@ class Reader:
             fields["max_positions"] = self.size("max_position_embeddings") + self.family.extra_positions
         if isinstance(depths := self.values.get("num_nextn_predict_layers"), int) and depths > 0:
             fields["mtp"] = depths
-        fields |= self.kinds()
+        fields |= self.kinds(fields["head_dim"])
         self.check_layers(hidden)
         return fields
 
-    def kinds(self) -> Json:
-        """Fields for experts and attention."""
+    def kinds(self, head_dim: object) -> Json:
+        """Fields for experts and attention, whose heads have that width."""
         found: Json = {}
         if self.model_type in HYBRIDS:
             found, problems = hybrid_section(self.values)
@@ -138,7 +138,7 @@ class Reader:
             found["attention"] = latent(self.values)
         elif window := self.window():
             found["attention"] = window
-        linear, problems = linear_section(self.model_type, self.values)
+        linear, problems = linear_section(self.model_type, self.values | {"head_dim": head_dim})
         self.problems += problems
         if linear:
             found["linear_attention"] = linear

@@ -41,7 +41,7 @@ class Experts(NamedTuple):
             "expert_inter_sz": number(self.width, 1),
             "experts_per_token": number("num_experts_per_tok", 1),
         }
-        if self.shared:
+        if values.get(self.shared) is not None:
             section["n_shared_experts"] = number(self.shared, 0)
         if self.shared_width:
             section["shared_expert_inter_sz"] = number(self.shared_width, 0)

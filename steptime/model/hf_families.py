@@ -16,14 +16,9 @@ PLAIN: Json = {"glu": False, "norm": "layernorm", "norm_bias": True}
 UNTIED: Json = {"hidden_act": "silu", "tie_word_embeddings": False}
 LLAMA: Json = UNTIED | {"attention_bias": False, "mlp_bias": False}
 QWEN: Json = UNTIED | {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096}
-GPT2: Json = {
-    "hidden_act": "gelu_new",
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 1024,
-    "resid_pdrop": 0.1,
-    "embd_pdrop": 0.1,
-    "attn_pdrop": 0.1,
-}
+GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+GPT2: Json = {"hidden_act": "gelu_new", "tie_word_embeddings": True, "max_position_embeddings": 1024}
+GPT2 |= dict.fromkeys(GPT2_DROPOUT, 0.1)
 GPT2_NAMES = {
     "num_hidden_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -33,16 +28,12 @@ GPT2_NAMES = {
     "hidden_act": "activation_function",
 }
 
-GPT2_FAMILY = Family(
-    PLAIN | {"bias": True, "learned_positions": True},
-    GPT2,
-    dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-    names=GPT2_NAMES,
-)
+GPT2_FAMILY = Family(PLAIN | {"bias": True, "learned_positions": True}, GPT2, dropout=GPT2_DROPOUT, names=GPT2_NAMES)
 LLAMA_FAMILY = Family(GLU, LLAMA, only={"attention_dropout": 0.0}, bias=("attention_bias", "mlp_bias"))
 
 MOE = UNTIED | {"attention_dropout": 0.0, "attention_bias": False}
 NO_BIAS: Json = {"attention_dropout": 0.0, "attention_bias": False}
+# n_shared_experts and first_k_dense_replace: the configuration_deepseek.py of Kimi K2's files
 LATENT_FAMILY = Family(GLU, MOE | {"n_shared_experts": 0, "first_k_dense_replace": 0}, only=NO_BIAS)
 GEMMA: Json = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256} | NO_BIAS
 GEMMA_NAMES = {"hidden_act": "hidden_activation"}
@@ -75,8 +66,10 @@ GLM = Family(
 
 MIXTRAL = Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0})
 FAMILIES: dict[str, Family] = {
-    "deepseek_v2": LATENT_FAMILY,
-    "deepseek_v3": replace(LATENT_FAMILY, defaults=LATENT_FAMILY.defaults | {"n_group": 8, "topk_group": 4}),
+    "deepseek_v2": replace(LATENT_FAMILY, defaults=LATENT_FAMILY.defaults | {"n_shared_experts": 2}),
+    "deepseek_v3": replace(
+        LATENT_FAMILY, defaults=MOE | {"n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4}
+    ),
     "kimi_k2": LATENT_FAMILY,
     "gemma": Family(
         GLU,
@@ -84,7 +77,11 @@ FAMILIES: dict[str, Family] = {
         only={"attention_dropout": 0.0, "attention_bias": False},
     ),
     "gemma2": Family(
-        GLU | {"post_norms": True}, GEMMA | {"sliding_window": 4096}, only=NO_BIAS, names=GEMMA_NAMES, windows=2
+        GLU | {"post_norms": True},
+        GEMMA | {"num_key_value_heads": 4, "sliding_window": 4096},
+        only=NO_BIAS,
+        names=GEMMA_NAMES,
+        windows=2,
     ),
     "gemma3_text": Family(
         GLU | {"post_norms": True, "qk_norm": True},
@@ -96,19 +93,22 @@ FAMILIES: dict[str, Family] = {
     # qkv alone have biases (modeling_glm4_moe.py, Glm4MoeAttention)
     "glm4_moe": Family(
         GLU,
-        UNTIED | {"n_shared_experts": 0, "first_k_dense_replace": 0, "attention_bias": False, "use_qk_norm": False},
+        UNTIED
+        | {"num_key_value_heads": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+        | {"attention_bias": False, "use_qk_norm": False},
         only={"attention_dropout": 0.0},
         switches={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
     ),
     "gpt_oss": Family(
         GLU | {"bias": True},
-        UNTIED | {"head_dim": 64, "sliding_window": 128, "swiglu_limit": 7.0},
+        UNTIED | {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "swiglu_limit": 7.0},
         only={"attention_dropout": 0.0},
         windows=2,
     ),
     "llama4_text": Family(
         GLU,
-        UNTIED | {"head_dim": 128, "interleave_moe_layer_step": 1},
+        UNTIED
+        | {"num_key_value_heads": 8, "head_dim": 128, "interleave_moe_layer_step": 1, "attention_chunk_size": 8192},
         only=NO_BIAS,
         names={"inner": "intermediate_size_mlp"},
     ),
@@ -119,7 +119,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "dots1": Family(
         GLU | {"qk_norm": True},
-        UNTIED | {"n_shared_experts": 0, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
+        UNTIED | {"num_key_value_heads": 32, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
         only=NO_BIAS | {"sliding_window": None},
     ),
     "ernie4_5_moe": replace(
@@ -135,13 +135,17 @@ FAMILIES: dict[str, Family] = {
     "minimax_text_01": MIXTRAL,
     "mixtral": MIXTRAL,
     "minimax_m2": Family(
-        GLU | {"qk_norm": True, "qk_norm_type": "per_layer"},
-        MIXTRAL.defaults | {"head_dim": 128},
-        only=MIXTRAL.only,
+        GLU | {"qk_norm": True, "qk_norm_type": "per_layer"}, MIXTRAL.defaults | {"head_dim": 128}, only=MIXTRAL.only
     ),
     "olmoe": Family(GLU | {"qk_norm": True, "qk_norm_type": "per_layer"}, MOE, only=NO_BIAS),
-    "qwen2_moe": Family(GLU | {"qkv_bias": True}, UNTIED | {"decoder_sparse_step": 1}, only={"attention_dropout": 0.0}),
-    "qwen3_moe": Family(GLU | {"qk_norm": True}, UNTIED | {"decoder_sparse_step": 1, "head_dim": 128}, only=NO_BIAS),
+    "qwen2_moe": Family(
+        GLU | {"qkv_bias": True},
+        QWEN | {"num_key_value_heads": 16, "decoder_sparse_step": 1},
+        only={"attention_dropout": 0.0},
+    ),
+    "qwen3_moe": Family(
+        GLU | {"qk_norm": True}, QWEN | {"num_key_value_heads": 4, "decoder_sparse_step": 1}, only=NO_BIAS
+    ),
     "qwen3_5_text": replace(DELTA_NET, defaults=DELTA_NET.defaults | {"num_key_value_heads": 4}),
     # every layer has experts: intermediate_size has no use
     "qwen3_5_moe_text": replace(
@@ -154,14 +158,14 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": replace(
         DELTA_NET,
         defaults=DELTA_NET.defaults
-        | {"decoder_sparse_step": 1, "intermediate_size": 5632, "shared_expert_intermediate_size": 512},
+        | {"decoder_sparse_step": 1, "num_key_value_heads": 2, "intermediate_size": 5632}
+        | {"shared_expert_intermediate_size": 512},
     ),
     "solar_open": Family(
         GLU,
-        UNTIED
-        | {"num_key_value_heads": 8, "head_dim": 128, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
-        | {"intermediate_size": 10240},
+        UNTIED | {"num_key_value_heads": 8, "head_dim": 128, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
         only={"attention_dropout": 0.0, "attention_bias": False},
+        names={"intermediate_size": "moe_intermediate_size"},  # every layer has experts
     ),
     "gpt2": GPT2_FAMILY,
     "gpt_bigcode": replace(GPT2_FAMILY, defaults=GPT2 | {"hidden_act": "gelu_pytorch_tanh", "multi_query": True}),
@@ -185,18 +189,9 @@ FAMILIES: dict[str, Family] = {
     # modeling_falcon.py, FalconDecoderLayer: one norm for both halves unless the new architecture has two
     "falcon": Family(
         PLAIN,
-        {
-            "hidden_act": "gelu",
-            "tie_word_embeddings": True,
-            "bias": False,
-            "alibi": False,
-            "parallel_attn": True,
-            "multi_query": True,
-            "new_decoder_architecture": False,
-            "num_ln_in_parallel_attn": None,
-            "attention_dropout": 0.0,
-            "hidden_dropout": 0.0,
-        },
+        {"hidden_act": "gelu", "tie_word_embeddings": True, "bias": False, "alibi": False, "parallel_attn": True}
+        | {"multi_query": True, "new_decoder_architecture": False, "num_ln_in_parallel_attn": None}
+        | {"attention_dropout": 0.0, "hidden_dropout": 0.0},
         only={"alibi": False},
         bias=("bias",),
         dropout=("attention_dropout", "hidden_dropout"),
@@ -235,14 +230,8 @@ FAMILIES: dict[str, Family] = {
     "olmo3": replace(OLMO2, defaults=UNTIED | {"sliding_window": 4096}, windows=4),
     "opt": Family(
         PLAIN | {"learned_positions": True},
-        {
-            "hidden_act": "relu",
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 2048,
-            "enable_bias": True,
-            "dropout": 0.1,
-            "attention_dropout": 0.0,
-        },
+        {"hidden_act": "relu", "tie_word_embeddings": True, "max_position_embeddings": 2048, "enable_bias": True}
+        | {"dropout": 0.1, "attention_dropout": 0.0},
         only={"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
         bias=("enable_bias",),
         dropout=("dropout", "attention_dropout"),
@@ -282,16 +271,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "starcoder2": Family(
         PLAIN,
-        {
-            "hidden_act": "gelu_pytorch_tanh",
-            "tie_word_embeddings": True,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-            "use_bias": True,
-            "attention_dropout": 0.0,
-            "residual_dropout": 0.0,
-            "embedding_dropout": 0.0,
-        },
+        {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "num_key_value_heads": 2}
+        | {"max_position_embeddings": 4096, "use_bias": True}
+        | {"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
         bias=("use_bias",),
         dropout=("attention_dropout", "residual_dropout", "embedding_dropout"),
     ),

@@ -106,8 +106,11 @@ def linear_section(model_type: str, values: Json) -> tuple[Json, list[str]]:
         section["freq"] = [int(of == "linear_attention") for of in types]
     elif isinstance(types := values.get("attn_type_list"), list):
         section["freq"] = [int(of == 0) for of in types]
-    else:
-        section["freq"] = values.get("full_attention_interval", 4) if kind == "gated_delta_net" else 2
+    elif kind == "gated_delta_net":
+        section["freq"] = values.get("full_attention_interval", 4)
+    else:  # the first of every two has full attention (configuration_minimax.py)
+        count = values.get("num_hidden_layers")
+        section["freq"] = [layer % 2 for layer in range(count if isinstance(count, int) else 0)]
     return {**section, "freq": interval(section["freq"])}, []
 
 

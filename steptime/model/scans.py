@@ -12,13 +12,13 @@ from steptime.model.ops import Op
 class Scan(Op):
     """Mamba-2's causal convolution and state-space scan in chunks, as one op (Dao and Gu 2024, arXiv 2405.21060, section 6)."""
 
-    tokens: Num = 0.0
-    n_heads: Num = 0.0
-    n_groups: Num = 1.0
+    tokens: Num = field(kw_only=True)
+    n_heads: Num = field(kw_only=True)
+    n_groups: Num = field(kw_only=True)
     head_dim: int = field(kw_only=True)
     state_dim: int = field(kw_only=True)
     chunk_sz: int = field(kw_only=True)
-    itemsize: float = 2.0
+    itemsize: float = field(kw_only=True)
     forward_temp_bytes: Num = 0.0
     backward_temp_bytes: Num = 0.0
 

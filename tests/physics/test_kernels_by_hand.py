@@ -18,7 +18,7 @@ from steptime.software.precision import RECIPES
 from steptime.timing.part_times import pricing
 
 FAST = RATES._replace(recipe_flops=400e12)
-SCAN = Scan("ssm", tokens=100, n_heads=4, head_dim=8, state_dim=16, chunk_sz=32)
+SCAN = Scan("ssm", tokens=100, n_heads=4, n_groups=1, head_dim=8, state_dim=16, chunk_sz=32, itemsize=2.0)
 
 
 @pytest.mark.parametrize(("times", "passes"), [(1.0, 1.0), (2.8, 2.0)])

@@ -5,10 +5,14 @@ A parameter of 7 elements, 2 B each. x has 10 B, y 20, z 30, the outputs 5 and 4
 
 from __future__ import annotations
 
+import pytest
+from physics_jobs import job
 from plain_backward import AUTOGRAD
 
+from steptime.job.assembly import Assembly
 from steptime.memory.ledger import Peak
 from steptime.memory.op_walk import BackwardWalk
+from steptime.memory.part_memories import PartMemories
 from steptime.model.ops import Move, Op, Param, Tensor, tensor_bytes
 
 WITH_GRADIENTS = AUTOGRAD._replace(weight_grad_itemsize=2.0)
@@ -78,3 +82,10 @@ def test_the_gradient_of_a_quantized_copy_is_in_bf16():
     """
     y = Tensor("y", 20, 1.0, grad_itemsize=2.0)
     assert walked(op("a", "x", y), op("b", "y", Tensor("o", 5, 1.0))) == ([50.0, 10.0], Peak(75.0, "b"))
+
+
+@pytest.mark.parametrize(("tied", "elements"), [(True, 128), (False, 1_024 * 128 + 128)])
+def test_a_tied_heads_weight_has_its_gradient_with_the_embedding(tied, elements):
+    """Of the head the final norm of 128 stays."""
+    assembly = Assembly(job(model={"tie_embeddings": tied}))
+    assert PartMemories(assembly).head.n_params == elements
