@@ -17,7 +17,7 @@ from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls
 from steptime.fsdp.collective_ranks import shard_group
-from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups, options
+from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups
 from steptime.fsdp.of_job import reduced_in, syncs_last
 from steptime.fsdp.pipeline_memory import stage_steps
 from steptime.fsdp.seconds import CommSeconds, ShardedPass, exposed_s, micro_batch_exposed, price

@@ -33,7 +33,7 @@ def launch(estimate: Estimate) -> FactList:
     """Gaps between kernels of each kind of layer, and where the host launches more slowly than the device runs.
 
     Every part of the busiest stage has its lines, which sum to the part of the step (`timing.part_times.part_gap_s`,
-    `cost.parts.wait_for_host`).
+    `cost.part_seconds.wait_for_host`).
     """
     software, parts = estimate.job.software, estimate.timing.parts.of
     gaps, waits, factors = [], [], dict.fromkeys(_of_all(estimate))

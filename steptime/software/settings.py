@@ -149,7 +149,7 @@ class StateSettings(Switches):
     """A separate master copy; "remainder": the 16 bits that bf16 dropped; "none": the parameters are their own master."""
     moment_dtype: StateDtype
     optimizer: OptimizerName
-    """What keeps moments, and updates (`memory.moments`)."""
+    """What keeps moments, and updates (`memory.optimizer_moments`)."""
     muon_tp_mode: MuonTpMode
     """What Muon orthogonalizes where tensor parallelism splits a matrix: each rank its block, each rank the gathered matrix, or
     all ranks together."""
