@@ -100,6 +100,8 @@ def pipe(
     share: Share | None,
     wanted: Any,
     limit_s: float = inf,
+    *,
+    stepped: bool = False,
 ) -> Pipe:
     """The pipeline in closed form, or walked where `wanted` in up to `limit_s`; `share`: how much of the sends is hidden."""
     import numpy as np
@@ -122,6 +124,7 @@ def pipe(
     else:  # one micro-batch through every chunk and back waits for every send
         makespan = microbatches * worst + (total - worst) / stages.vpp + around
     walked: Any = unlike(stages) or stages.split or (stages.vpp > 1 and (blocking or stages.schedule != "interleaved"))
+    walked = walked or stepped
     if stages.vpp > 1 and not walked:
         walked = microbatches % stages.pp != 0  # groups of more than pp hide some of the sends
     if np.any(walked):
@@ -129,7 +132,14 @@ def pipe(
         least = microbatches * most
         chosen = wanted & walked & (least <= limit_s)
         exact = makespans(
-            stages, chunk_figures, microbatches, boundaries, blocking=blocking, least=least, wanted=chosen
+            stages,
+            chunk_figures,
+            microbatches,
+            boundaries,
+            blocking=blocking,
+            least=least,
+            wanted=chosen,
+            stepped=stepped,
         )
         makespan = where(walked, exact, makespan)
     return Pipe(makespan, busiest, forward, backward, group_sizes(stages, microbatches), left * found.longest)

@@ -74,6 +74,10 @@ class LayoutSettings(Switches):
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
 
+    def in_time_steps(self, schedule: str, vpp: int) -> bool:
+        """Whether the stages of a pipeline exchange in time steps; else only what `time_steps` says of gathers and reductions."""
+        return self.time_steps and vpp > 1 and schedule in {"1f1b", "interleaved"}
+
 
 class KernelSettings(Switches):
     """Which kernels compute a block, the embedding and the loss."""
