@@ -202,6 +202,9 @@ class BufferSettings(Switches):
     """Every model chunk keeps its last micro-batch's input, received from the stage before, and the gradient of it."""
     logits_stay: bool
     """The last stage keeps the logits of a micro-batch until the next one's replace them in its output buffers."""
+    loss_by_token: bool
+    """A loss in chunks cuts all tokens at once, of which no chunk is a copy, and gathers the head before its first chunk, outside
+    of FSDP's hooks, which would keep what the all-gather returned."""
     gradient_copies: Literal["none", "freed", "kept"]
     """The optimizer copies half-precision main gradients to fp32: freed when the next step begins, or kept until that step's
     copies replace them, in addition to the gradients they were made from (Megatron-LM of March to July 2021)."""
