@@ -203,6 +203,8 @@ SHARDED_PIPELINES = {
         IN_PIPELINE, {"software": "automodel"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
     ),
     "GPipe": plan(IN_PIPELINE | {"schedule": "gpipe"}, {"software": "torchtitan"}),
+    "time steps": plan(IN_PIPELINE, {"software": "torchtitan@0.1"}),
+    "time steps, ZeRO 2": plan({"pp": 2, "dp": 2, "zero_level": 2}, {"software": "torchtitan@0.1"}),
     "uneven": plan(
         IN_PIPELINE | {"layers_per_stage": "auto"},
         {"software": "torchtitan", "optimizer_impl": "for_loop"},

@@ -16,7 +16,8 @@ from steptime.validation.row_software import framework_of
         ("pytorch/torchtitan PR #1690", "0.2"),
         ("pytorch/torchtitan PR #3105", "2026-05"),
         ("pytorch/torchtitan PR #3571", "2026-06"),
-        ("pytorch/torchtitan PR #3714", ""),
+        ("pytorch/torchtitan PR #3714", "2026-08"),
+        ("pytorch/torchtitan PR #4143", ""),
         ("meta-pytorch/forge PR #31", ""),
         ("(ghstack, 2024-10-22)", "0.1"),
         ("2025-10-16", "0.2"),
@@ -32,8 +33,8 @@ def test_releases_of_torchtitan_by_pull_request_or_date(source, release):
 @pytest.mark.parametrize(
     ("source", "release"),
     [
-        ("pytorch/torchtitan@28ed62e4 commit message (unmerged PR, 2026-07-17)", ""),
-        ("pytorch/torchtitan@1 commit message (PR #3975, unmerged)", ""),
+        ("pytorch/torchtitan@28ed62e4 commit message (unmerged PR, 2026-07-17)", "2026-08"),
+        ("pytorch/torchtitan@1 commit message (PR #3975, unmerged)", "2026-08"),
         ("pytorch/torchtitan@1 commit message (PR #3429)", "2026-05"),
         ("pytorch/torchtitan@b (2026-05)", "2026-05"),
         ("pytorch/torchtitan@1 commit message (PR #2107)", "0.2"),
@@ -43,7 +44,7 @@ def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
     """Pull request 3571 of 2026-06-09 made it the default."""
     assert row_torchtitan.torchtitan_release(own(framework="torchtitan", source=source)) == release
     kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
-    assert kernel == {"": "flex", "2026-05": "sdpa-9.19", "0.1": "fa2"}.get(release, "sdpa")
+    assert kernel == {"2026-08": "flex", "2026-05": "sdpa-9.19", "0.1": "fa2"}.get(release, "sdpa")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 Source: pytorch/torchtitan@bcc09297 torchtitan/components/loss.py, ChunkedLossWrapper (see `memory.chunked_loss`). The head's
 gradients of all chunks add up unsharded in the dtype of the reduction, which the last chunk reduces. The head is gathered after
 the root's forward has freed what an all-gather returned, so that this stays for the whole backward (torch 2.13,
-torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _root_post_forward; _fsdp_param_group.py, wait_for_unshard), and once more
-for the final norm, which is in the same group.
+torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _root_post_forward; _fsdp_param_group.py, wait_for_unshard), unless the loss
+gathers it outside of the hooks (@b5bcd76c of the same); and once more for the final norm, which is in the same group.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def chunks_backward(
     size = assembly.job.software.itemsize
     saved, hidden = saved_by_chunk(assembly.head), hidden_bytes(assembly.head)
     summed, whole = weight.sums, below + head.saved
-    moments.standing = ends.last.gathered
+    moments.standing = 0.0 if assembly.job.software.buffers.loss_by_token else ends.last.gathered
     held = kept + ends.last.unsharded + summed
     moments.mark(whole, held + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
     chunk = hidden / assembly.job.software.kernels.loss_chunks

@@ -124,8 +124,8 @@ class Job(Config):
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         resolved |= {"cp_comm_type": self.cp_comm_type} if self.parallelism.cp > 1 else {}
         if fsdp := self.parallelism.fsdp:
-            whole = fsdp.model_copy(update={"reduce_dtype": reduce_dtype(fsdp, self.software)})
-            parallelism["fsdp"] = whole.model_dump(exclude_none=True)
+            said = {"reduce_dtype": reduce_dtype(fsdp, self.software)}
+            parallelism["fsdp"] = fsdp.model_copy(update=said).model_dump(exclude_none=True)
         parallelism |= resolved | pipeline_rules.group_taken(self.facts)
         settings = self.software.settings()
         performance = {key: settings[key] for key in Options.model_fields}

@@ -33,7 +33,7 @@ class Part:
     """Devices that share the weights of its experts: ep * etp."""
     ep: Num = 1
     sequences: Num = 1.0
-    """Of the head: sequences of a micro-batch."""
+    """Of the head: sequences of a micro-batch that a loss in chunks cuts one by one."""
     walks: dict[Any, Any] = field(default_factory=dict, repr=False)
     """Memory of its walks so far, by what a walk depends on besides the part (`memory.part_memories`)."""
 
@@ -116,11 +116,16 @@ def parts_of(shard: Shard, ends: tuple[int, int], model: Model) -> Parts:
         runs.append((made[key], count))
     return Parts(
         Part("embedding", embedding, Tensor("ids", 0.0, 0.0), last_output(embedding), shard.tp, model),
-        Part("head", head_ops(model, shard), hidden, "", shard.tp, last, experts, shard.ep, shard.batch),
+        Part("head", head_ops(model, shard), hidden, "", shard.tp, last, experts, shard.ep, sequences_cut(shard)),
         runs,
         list(made.values()),
         1.0 * hidden.bytes,
     )
+
+
+def sequences_cut(shard: Shard) -> Num:
+    """Sequences that a loss in chunks cuts one by one."""
+    return 1.0 if shard.software.buffers.loss_by_token else shard.batch
 
 
 PARTS: Recent[Parts] = Recent(16)

@@ -1,7 +1,8 @@
 """What a loss in chunks holds beside the logits of one chunk: head and loss of each run forward and backward in turn.
 
-Source: pytorch/torchtitan@bcc09297 torchtitan/components/loss.py, ChunkedLossWrapper. Chunks of several sequences are copies; the
-gradient of the hidden states is collected in fp32; the logits of a chunk are referenced until the next one's replace them.
+Source: pytorch/torchtitan@bcc09297 torchtitan/components/loss.py, ChunkedLossWrapper. Chunks of several sequences are copies,
+until all tokens are cut at once (@b5bcd76c); the gradient of the hidden states is collected in fp32; the logits of a chunk are
+referenced until the next one's replace them.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from steptime.base.num import Num, maximum
 from steptime.schedule.graph import Graph
 from steptime.schedule.orders import default_group
 
@@ -40,11 +41,11 @@ def step_numbers(pp: int, vpp: int, microbatches: int, group: int | None = None)
 def stepped_run(
     found: Graph,
     numbers_of_steps: Sequence[Sequence[int]],
-    costs: Sequence[float],
-    sends: Sequence[float],
-    added: Mapping[int, float],
-) -> tuple[list[float], list[float]]:
-    """When each action of a graph starts, and when its stage has exchanged what it made.
+    costs: Sequence[Num],
+    sends: Sequence[Num],
+    added: Mapping[int, Num],
+) -> tuple[list[Num], list[Num]]:
+    """When each action of a graph starts, and when its stage has exchanged what it made; seconds may be columns.
 
     Args:
         found: the actions, numbered.
@@ -55,23 +56,23 @@ def stepped_run(
     """
     stage_of, steps = _places(found, numbers_of_steps)
     to = {source: stage_of[at] for at, (_, source, _, _) in enumerate(found.rows) if source}
-    begun, free = [0.0] * len(found.rows), [0.0] * len(found.rows)
-    clock = [0.0] * len(found.orders)
+    begun, free = list[Num]([0.0] * len(found.rows)), list[Num]([0.0] * len(found.rows))
+    clock: list[Num] = [0.0] * len(found.orders)
     for running in steps:
-        ready, meets = list(clock), [dict[int, float]() for _ in clock]
+        ready, meets = list(clock), [dict[int, Num]() for _ in clock]
         for number in running:
             stage, cost = stage_of[number], found.rows[number][2]
             begun[number] = clock[stage]
-            ready[stage] += costs[cost] + added.get(number, 0.0)
+            ready[stage] = ready[stage] + (costs[cost] + added.get(number, 0.0))
             other = to.get(number, stage)
             if other != stage:
                 seconds = sends[found.outgoing[cost]]
-                meets[stage][other] = max(meets[stage].get(other, 0.0), seconds)
-                meets[other][stage] = max(meets[other].get(stage, 0.0), seconds)
-        clock = [
-            max([ready[stage], *(max(ready[stage], ready[other]) + meets[stage][other] for other in meets[stage])])
-            for stage in range(len(clock))
-        ]
+                meets[stage][other] = maximum(meets[stage].get(other, 0.0), seconds)
+                meets[other][stage] = maximum(meets[other].get(stage, 0.0), seconds)
+        clock = list(ready)
+        for stage, others in enumerate(meets):
+            for other, seconds in others.items():
+                clock[stage] = maximum(clock[stage], maximum(ready[stage], ready[other]) + seconds)
         for number in running:
             free[number] = clock[stage_of[number]]
     return begun, free

@@ -139,6 +139,7 @@ class FsdpPipelines(Pipelines):
             blocking=share is not True,
             wanted=wanted,
             around=lambda some_of: ColumnSeconds(chunks, found, tiers, some_of),
+            stepped=job.software.layout.in_time_steps(stages.schedule, stages.vpp),
         )
         work = [sum(f.forward_s + f.backward_s for f in mine) for mine in chunk_figures]
         busiest: Num = 0

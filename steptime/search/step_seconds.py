@@ -8,6 +8,7 @@ which the first forward and the last backward of a chunk run in an even pipeline
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -101,6 +102,8 @@ def pipe(
     share: Share | None,
     wanted: Any,
     limit_s: float = inf,
+    *,
+    stepped: bool = False,
 ) -> Pipe:
     """The pipeline in closed form, or walked where `wanted` in up to `limit_s`; `share`: how much of the sends is hidden."""
     import numpy as np
@@ -122,16 +125,16 @@ def pipe(
         makespan = microbatches * worst + maximum(0.0, total + around - worst)
     else:  # one micro-batch through every chunk and back waits for every send
         makespan = microbatches * worst + (total - worst) / stages.vpp + around
-    walked: Any = unlike(stages) or stages.split or (stages.vpp > 1 and (blocking or stages.schedule != "interleaved"))
+    walked: Any = unlike(stages) or stages.split or stepped
+    walked = walked or (stages.vpp > 1 and (blocking or stages.schedule != "interleaved"))
     if stages.vpp > 1 and not walked:
         walked = microbatches % stages.pp != 0  # groups of more than pp hide some of the sends
     if np.any(walked):
         boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
         least = microbatches * most
         chosen = wanted & walked & (least <= limit_s)
-        exact = makespans(
-            stages, chunk_figures, microbatches, boundaries, blocking=blocking, least=least, wanted=chosen
-        )
+        walk = partial(makespans, blocking=blocking, stepped=stepped)
+        exact = walk(stages, chunk_figures, microbatches, boundaries, least=least, wanted=chosen)
         makespan = where(walked, exact, makespan)
     return Pipe(makespan, busiest, forward, backward, group_sizes(stages, microbatches), left * found.longest)
 

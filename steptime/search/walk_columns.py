@@ -15,7 +15,8 @@ from steptime.base.num import Num, is_column
 from steptime.schedule import default_group
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
-from steptime.schedule.sharded import Around, AroundActions
+from steptime.schedule.sharded import Around, AroundActions, added_s
+from steptime.schedule.time_steps import step_numbers, stepped_run
 from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of
 from steptime.search.walk_levels import Levels, levels, walked
@@ -47,12 +48,13 @@ def makespans(
     least: Num = 0.0,
     wanted: Any = True,
     around: Callable[[Any], AroundActions] | None = None,
+    stepped: bool = False,
 ) -> Num:
     """Seconds of every layout's pipeline, [recomputation, row]: at least `least`, which those keep that are not `wanted`.
 
     `chunk_figures`: its chunks, [kind of stage][virtual chunk]. `boundaries`: exposed seconds of one send from each stage to the
     next, the last to the first, by row. `blocking`: a send also holds its sender. `around`: what FSDP adds to the actions of some
-    layouts, given by their places.
+    layouts, given by their places. `stepped`: as `schedule.walk.walk`.
     """
     import numpy as np
 
@@ -72,7 +74,8 @@ def makespans(
             for first in range(0, which[0].size, WIDTH):
                 some = tuple(places[first : first + WIDTH] for places in which)
                 seconds = [c[some] for c in costs], [s[some] for s in sends], fewer[some[1]]
-                result[some], later[some] = run(*seconds, blocking=blocking, around=around(some) if around else None)
+                added = around(some) if around else None
+                result[some], later[some] = run(*seconds, blocking=blocking, around=added, stepped=stepped)
         if not (left := later).any():
             break
     return result
@@ -106,7 +109,14 @@ class WalkRun(NamedTuple):
     """Repeats that it is shorter by: steps of other numbers of micro-batches may be the same but for these."""
 
     def __call__(
-        self, costs: list[Any], sends: list[Any], fewer: Any, *, blocking: bool, around: AroundActions | None = None
+        self,
+        costs: list[Any],
+        sends: list[Any],
+        fewer: Any,
+        *,
+        blocking: bool,
+        around: AroundActions | None = None,
+        stepped: bool = False,
     ) -> tuple[Any, Any]:
         """Makespans of some layouts, as from `schedule.walk.Step.run`, and which of them had not settled.
 
@@ -115,13 +125,16 @@ class WalkRun(NamedTuple):
         import numpy as np
 
         what, held = (self.schedule, self.pp, self.vpp, self.microbatches, self.group), costs
-        found: Levels | Graph = levels(*what) if around is None else graph(*what)
+        found: Levels | Graph = graph(*what) if stepped or around else levels(*what)
         if blocking:
             held = [cost + sends[send] for cost, send in zip(costs, found.outgoing, strict=True)]
         marks = [[numbers[-1] for numbers in found.stages], *self._repeats(found)]
         every = np.array(marks).reshape(-1)
         if isinstance(found, Levels):
             ended = walked(found, held, None if blocking else sends, every.tolist())
+        elif stepped:
+            ends = stepped_run(found, step_numbers(*what[1:]), costs, sends, added_s(found, around, 0.0))[1]
+            ended = np.stack([ends[number] for number in every])
         else:
             assert around is not None
             free = np.empty((1 + sum(map(len, found.stages)), len(costs[0])))

@@ -76,6 +76,10 @@ class LayoutSettings(Switches):
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
 
+    def in_time_steps(self, schedule: str, vpp: int) -> bool:
+        """Whether the stages of a pipeline exchange in time steps; else only what `time_steps` says of gathers and reductions."""
+        return self.time_steps and vpp > 1 and schedule in {"1f1b", "interleaved"}
+
 
 class KernelSettings(Switches):
     """Which kernels compute a block, the embedding and the loss."""
@@ -201,6 +205,9 @@ class BufferSettings(Switches):
     """Every model chunk keeps its last micro-batch's input, received from the stage before, and the gradient of it."""
     logits_stay: bool
     """The last stage keeps the logits of a micro-batch until the next one's replace them in its output buffers."""
+    loss_by_token: bool
+    """A loss in chunks cuts all tokens at once, of which no chunk is a copy, and gathers the head before its first chunk, outside
+    of FSDP's hooks, which would keep what the all-gather returned."""
     gradient_copies: Literal["none", "freed", "kept"]
     """The optimizer copies half-precision main gradients to fp32: freed when the next step begins, or kept until that step's
     copies replace them, in addition to the gradients they were made from (Megatron-LM of March to July 2021)."""

@@ -227,7 +227,7 @@ def run_pipeline(
         blocking=job.software.overlap.pp is not True,
         group=p.microbatch_group_sz,
         around=around,
-        stepped=job.software.layout.time_steps and p.vpp > 1 and job.schedule in {"1f1b", "interleaved"},
+        stepped=job.software.layout.in_time_steps(job.schedule, p.vpp),
     )
 
 

@@ -11,14 +11,17 @@ BEFORE_FLEX = "2026-05"
 """The release until FlexAttention became the default, on 2026-06-09 (torchtitan's commit 169545712, pull request 3571)."""
 BEFORE_FUSED = "2026-06"
 """The release until one product for q, k and v became the default, on 2026-06-24 (commit 3396a4b37, pull request 3714)."""
+BEFORE_TOKENS = "2026-08"
+"""The release until a loss in chunks gathered the head before its first chunk, on 2026-08-13 (pull request 4143)."""
 RELEASES = (
     ("0.1", 1450, (2025, 8)),
     ("0.2", 2937, (2026, 5)),
     (BEFORE_FLEX, 3571, (2026, 7)),
     (BEFORE_FUSED, 3714, (2026, 7)),
+    (BEFORE_TOKENS, 4143, (2026, 9)),
 )
 """Releases of the profile torchtitan, each with the first pull request and the first month that is later."""
-LATEST = ("", BEFORE_FUSED)
+LATEST = ("", BEFORE_TOKENS, BEFORE_FUSED)
 """Those since FlexAttention is the default."""
 
 

@@ -39,6 +39,23 @@ def test_what_the_head_gathered_stays_in_backward():
     assert found.gathers_bytes == 2 * 2 * (END + NORM) + END + NORM
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_loss_by_token_copies_nothing_and_frees_what_it_gathered(batch):
+    """pytorch/torchtitan@b5bcd76c components/loss.py: the above less the copies, 256 + 8 bytes a token of several sequences, and
+    less head and norm as gathered, 2 bytes a number, which unshard() frees when they are copied out. Of gathers the most is then
+    that of the forward's norm, in the same group, while the last layer's is there, and its input.
+    """
+    peaks = []
+    for software in ("torchtitan@2026-08", "torchtitan"):
+        said = job(software, model=MODEL, seqlen=4096, batch=batch, performance=HOW, dp=2, fsdp=SAID)
+        stage = estimate(said).memory.stages[0]
+        assert "loss" in stage.peak_op
+        peaks.append(stage.activations_bytes + stage.transient_bytes - stage.buffers_bytes)
+    assert peaks[0] - peaks[1] == (batch == 2) * 2 * 4096 * (256 + 8) + 2 * (END + NORM)
+    found = peak_moment(estimate(job("torchtitan", model=MODEL, performance=HOW, dp=2, fsdp=SAID)).assembly)
+    assert found.gathers_bytes == 2 * (END + NORM) + 2 * 164_096 + END + NORM
+
+
 @pytest.mark.parametrize("how", [{"loss_impl": "traced"}, {"loss_chunks": 1}])
 def test_one_loss_of_all_tokens_gathers_once(how):
     """Its one gather and the last layer's, of 164,096 elements, and an input of half of the former."""

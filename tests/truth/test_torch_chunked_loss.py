@@ -67,8 +67,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1), reduction="sum")
 
 
-def chunked_loss(hidden: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
-    """pytorch/torchtitan@bcc09297 torchtitan/components/loss.py, ChunkedLossWrapper.__call__."""
+def chunked_loss(hidden: Tensor, labels: Tensor, head: nn.Linear, *, by_token: bool = False) -> Tensor:
+    """pytorch/torchtitan@bcc09297 torchtitan/components/loss.py, ChunkedLossWrapper.__call__; `by_token`: @b5bcd76c."""
+    if by_token:  # all tokens are one sequence
+        hidden, labels = hidden.flatten(0, 1)[None], labels.flatten(0, 1)[None]
     parts = [part.detach().requires_grad_() for part in cut(hidden)]
     targets = cut(labels)
     collected = torch.zeros_like(hidden, dtype=torch.float32)
@@ -76,6 +78,8 @@ def chunked_loss(hidden: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
     sharded = isinstance(head, FSDPModule)
     if sharded:
         stay(head, keep=True)
+    if sharded and by_token:
+        head.unshard()
     ends = [0, *(part.shape[1] * (i + 1) for i, part in enumerate(parts))]
     for (start, end), part, target in zip(pairwise(ends), parts, targets, strict=True):
         if sharded and end == hidden.shape[1]:
@@ -99,11 +103,11 @@ def stay(head: nn.Linear, *, keep: bool) -> None:
     head.set_requires_gradient_sync(not keep, recurse=False)
 
 
-def step(body: Body, batch: int) -> None:
+def step(body: Body, batch: int, *, by_token: bool = False) -> None:
     """Forward and backward of one micro-batch."""
     tokens, labels = torch.zeros(batch, SEQLEN, dtype=torch.long), torch.zeros(batch, SEQLEN, dtype=torch.long)
     hidden = body(tokens)
-    loss = chunked_loss(hidden, labels, body.head)
+    loss = chunked_loss(hidden, labels, body.head, by_token=by_token)
     del hidden, tokens, labels
     loss.backward()
 
@@ -123,15 +127,15 @@ def wrapped(body: Body, mesh: DeviceMesh, reduce: str, ends: str) -> Body:
     return fully_shard(body, **said)
 
 
-def held(model: Model, recompute: str, batch: int, reduce: str, ends: str) -> int:
+def held(model: Model, recompute: str, batch: int, reduce: str, ends: str, *, by_token: bool = False) -> int:
     """The most that torch holds, without buffers."""
     with world(DP) as mesh:
         body = wrapped(Body(model, Kernels(recompute=recompute), SEQLEN), mesh, reduce, ends)
-        step(body, batch)
+        step(body, batch, by_token=by_token)
         for param in body.parameters():
             param.grad = None
         with LiveBytes([*body.parameters(), *body.buffers()]) as live:
-            step(body, batch)
+            step(body, batch, by_token=by_token)
     return live.peak.total - sum(t.untyped_storage().nbytes() for t in body.buffers())
 
 
@@ -147,9 +151,11 @@ def alone(model: Model, recompute: str, batch: int) -> int:
     return live.peak.total - sum(t.untyped_storage().nbytes() for t in body.buffers())
 
 
-def stated(model: Model, recompute: str, batch: int, reduce: str = "", ends: str = "") -> float:
+def stated(
+    model: Model, recompute: str, batch: int, reduce: str = "", ends: str = "", software: str = "fsdp2"
+) -> float:
     """The estimate's peak of a first step's forward and backward, which has no moments yet."""
-    performance = {"software": "fsdp2" if reduce else "torch", "loss_chunks": CHUNKS, "loss_impl": "composite"}
+    performance = {"software": software if reduce else "torch", "loss_chunks": CHUNKS, "loss_impl": "composite"}
     performance |= {"norm_impl": "fused", "activation_impl": "composite", "recompute_stops_early": True}
     performance |= {"activation_checkpointing_type": recompute}
     parallelism: dict[str, Any] = {"tp": 1, "pp": 1, "dp": DP if reduce else 1}
@@ -179,6 +185,15 @@ def test_peak(model, recompute, batch, reduce, ends, tied):
     """Tied, the head's gradients add up in the embedding's, which the root reduces after the embedding's backward."""
     model = model.model_copy(update={"tie_embeddings": tied})
     assert stated(model, recompute, batch, reduce, ends) == held(model, recompute, batch, reduce, ends)
+
+
+@pytest.mark.parametrize("reduce", ["fp32", "bf16"])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_peak_of_a_loss_by_token(model, recompute, batch, reduce):
+    found = stated(model, recompute, batch, reduce, "apart", "torchtitan")
+    assert found == held(model, recompute, batch, reduce, "apart", by_token=True)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
