@@ -14,6 +14,7 @@ from steptime.model.hf_family import Family, Json
 GLU: Json = {"glu": True, "norm": "rmsnorm", "norm_bias": False}
 PLAIN: Json = {"glu": False, "norm": "layernorm", "norm_bias": True}
 UNTIED: Json = {"hidden_act": "silu", "tie_word_embeddings": False}
+TIED: Json = {"tie_word_embeddings": True}
 LLAMA: Json = UNTIED | {"attention_bias": False, "mlp_bias": False}
 QWEN: Json = UNTIED | {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096}
 GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -189,7 +190,8 @@ FAMILIES: dict[str, Family] = {
     # modeling_falcon.py, FalconDecoderLayer: one norm for both halves unless the new architecture has two
     "falcon": Family(
         PLAIN,
-        {"hidden_act": "gelu", "tie_word_embeddings": True, "bias": False, "alibi": False, "parallel_attn": True}
+        TIED
+        | {"hidden_act": "gelu", "bias": False, "alibi": False, "parallel_attn": True}
         | {"multi_query": True, "new_decoder_architecture": False, "num_ln_in_parallel_attn": None}
         | {"attention_dropout": 0.0, "hidden_dropout": 0.0},
         only={"alibi": False},
@@ -230,7 +232,8 @@ FAMILIES: dict[str, Family] = {
     "olmo3": replace(OLMO2, defaults=UNTIED | {"sliding_window": 4096}, windows=4),
     "opt": Family(
         PLAIN | {"learned_positions": True},
-        {"hidden_act": "relu", "tie_word_embeddings": True, "max_position_embeddings": 2048, "enable_bias": True}
+        TIED
+        | {"hidden_act": "relu", "max_position_embeddings": 2048, "enable_bias": True}
         | {"dropout": 0.1, "attention_dropout": 0.0},
         only={"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
         bias=("enable_bias",),
@@ -271,7 +274,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "starcoder2": Family(
         PLAIN,
-        {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "num_key_value_heads": 2}
+        TIED
+        | {"hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 2}
         | {"max_position_embeddings": 4096, "use_bias": True}
         | {"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
         bias=("use_bias",),
