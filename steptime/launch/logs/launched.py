@@ -8,7 +8,7 @@ from base64 import urlsafe_b64decode
 
 from steptime.base.document import parse_mapping
 
-_COMMAND = re.compile(r"\bcmd = .*?\s-m deepspeed\.launcher\.launch --world_info=([\w=-]+)\s([^\n\r]+)")
+_COMMAND = re.compile(r"\s-m deepspeed\.launcher\.launch --world_info=([\w=-]+)\s([^\n\r]+)")
 """deepspeedai/DeepSpeed deepspeed/launcher/runner.py, main: "cmd = ..." with the processes of each host as JSON in base64."""
 
 
@@ -19,15 +19,24 @@ def started_by(head: str) -> str:
     ...     "--world_info=eyJhIjogWzAsIDFdfQ== --master_port=29500 train.py --bf16 True")
     'deepspeed --num_nodes 1 --num_gpus 2 train.py --bf16 True'
     """
-    if (found := _COMMAND.search(head)) is None:
+    lines = (line for line in head.splitlines() if "cmd = " in line)
+    found = next((said for line in lines if (said := _COMMAND.search(line, line.find("cmd = ")))), None)
+    if found is None:
         return ""
-    words = found[2].split()
-    while words and words[0].startswith("-"):  # the launcher's own options, each one word
-        words.pop(0)
+    own, words = _options(found[2].split())
     counts = _processes(found[1])
     if not words or len(set(counts)) != 1:
         return ""
-    return shlex.join(["deepspeed", "--num_nodes", str(len(counts)), "--num_gpus", str(counts[0]), *words])
+    module = ["--module"] if "--module" in own else []
+    return shlex.join(["deepspeed", "--num_nodes", str(len(counts)), "--num_gpus", str(counts[0]), *module, *words])
+
+
+def _options(words: list[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own options, each one word but for --save_pid N, and the program with its arguments."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] == "--save_pid" else 1
+    return words[:at], words[at:]
 
 
 def _processes(world: str) -> list[int]:
