@@ -1,12 +1,15 @@
-"""The command that DeepSpeed's launcher prints at the beginning of a log, as a launch script."""
+"""How a log says that its job was started: the command of DeepSpeed's launcher, as a launch script, and the devices."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from base64 import urlsafe_b64decode
+from math import prod
 
 from steptime.base.document import parse_mapping
+from steptime.base.words import counted
+from steptime.launch.reading import Reading
 
 _COMMAND = re.compile(r"\s-m deepspeed\.launcher\.launch --world_info=([\w=-]+)\s([^\n\r]+)")
 """deepspeedai/DeepSpeed deepspeed/launcher/runner.py, main: "cmd = ..." with the processes of each host as JSON in base64."""
@@ -46,3 +49,14 @@ def _processes(world: str) -> list[int]:
     except ValueError:
         return []
     return [len(ranks) for ranks in hosts.values() if isinstance(ranks, list)]
+
+
+def other_devices(reading: Reading, devices: int) -> list[str]:
+    """A line where a launch file starts another number of devices than its log states."""
+    layout = reading.config.get("parallelism", {})
+    own = layout.get("dp", 0) * prod(layout.get(degree, 1) for degree in ("tp", "pp", "cp"))
+    if own in {0, devices}:
+        return []
+    return [
+        f"{reading.source}: a job of {counted(own, 'device')}; the log states {devices:,}, with which it is counted"
+    ]

@@ -113,8 +113,7 @@ _PAUSES = (
     re.compile(r"validate step:\s*(\d{1,15})"),  # torchtitan, MetricsProcessor.log_validation
     re.compile(r"Saving the checkpoint()|Validation epoch \d+()"),  # torchtitan, components/checkpoint.py; NeMo 2
 )
-_WORLD = (
-    # torchtitan, distributed/parallel_dims.py
+_WORLD = (  # the first: torchtitan, distributed/parallel_dims.py
     re.compile(r"Building \d-D device mesh with \[[^]]{0,120}\], \[(\d{1,7}(?:, \d{1,7}){0,7})\]"),
     re.compile(r"\bdist_world_size=(\d{1,9})\b"),  # deepspeedai/DeepSpeed deepspeed/launcher/launch.py
     re.compile(r"\busing world size: (\d{1,9}),"),  # Megatron-LM megatron/arguments.py
