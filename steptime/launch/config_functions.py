@@ -165,13 +165,14 @@ class _FunctionReader:
 
     def maybe(self, node: ast.If, names: Tree) -> None:
         """A branch whose condition is unknown: everything it sets becomes `Computed`."""
+        test = ast.unparse(node.test)  # a literal alone would be read as the value
         for inner in ast.walk(node):
             if isinstance(inner, ast.Assign):
                 for target in inner.targets:
                     if len(path := dotted(target)) > 1 and path[0] not in names:
                         raise failed(self.path, node, "cannot be evaluated statically")
                     with suppress(ConfigError):  # an attribute of what it has set before
-                        self.assign(target, computed(inner.value), names)
+                        self.assign(target, Computed(inner.lineno, f"{ast.unparse(inner.value)} if {test}"), names)
             elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
                 note_call(inner.value, names, CALLED)
 

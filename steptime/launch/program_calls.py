@@ -90,7 +90,9 @@ def _model(tree: ast.Module) -> dict[str, Any]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and node.args
-        and re.search(r"ForCausalLM\.from_pretrained$", ast.unparse(node.func))
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "from_pretrained"
+        and _last_name(node.func.value).endswith("ForCausalLM")
     ]
     names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else _value(arg) for arg in loads]
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
@@ -113,8 +115,10 @@ def on_preferences(code: str) -> bool:
 
 def starts_trainer(text: str, beside: Beside | None) -> bool:
     """Whether a script runs a program in its folder that trains with Hugging Face's Trainer."""
-    runs = r"^[^#\n]*\b(?:deepspeed|torchrun|accelerate launch|python3?)\s[^#\n]*?([\w./-]+\.py)\b"
-    named = re.findall(runs, text, re.MULTILINE)
+    starts, program = r"\b(?:deepspeed|torchrun|accelerate launch|python3?)\s", r"(?<![\w./-])[\w./-]+\.py\b"
+    lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
+    started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
+    named = [found[0] for line in started if (found := re.search(program, line))]
     texts = (beside.text(name) or "" for name in named) if beside is not None else ()
     return any(re.search(r"\b(?:TrainingArguments|SFTConfig)\(", code) for code in texts)
 
@@ -236,13 +240,23 @@ def _freezes(code: str) -> bool:
     >>> _freezes("for p in m.parameters():\n  p.requires_grad = False"), _freezes("if a.x: m.requires_grad_(False)")
     (True, False)
     """
-    tree = syntax_of(code)
-    inside = {part for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp) for part in ast.walk(node)}
-    for node in ast.walk(tree):
-        off = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False
-        targets = node.targets if off and isinstance(node, ast.Assign) else []
-        named = [target.attr for target in targets if isinstance(target, ast.Attribute)]
-        called = isinstance(node, ast.Call) and ast.unparse(node).endswith(".requires_grad_(False)")
-        if node not in inside and ("requires_grad" in named or called):
+    left: list[ast.AST] = [syntax_of(code)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If | ast.IfExp) and "__name__" not in {
+            _last_name(n) for n in ast.iter_child_nodes(node.test)
+        }:
+            continue
+        named = [_last_name(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+        set_ = node.value if isinstance(node, ast.Assign) and "requires_grad" in named else None
+        if isinstance(node, ast.Call) and _last_name(node.func) == "requires_grad_":
+            set_ = next(iter(node.args), None)
+        if isinstance(set_, ast.Constant) and set_.value is False:
             return True
+        left += ast.iter_child_nodes(node)
     return False
+
+
+def _last_name(node: ast.AST) -> str:
+    """`c` of `a.b.c` or of `c`."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))

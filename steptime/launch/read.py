@@ -42,14 +42,15 @@ TABLES = (
 
 MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
-_DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
+_DUMP = re.compile(rb"(?<!-)-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
-_MEGATRON = r"-{8,} arguments -{8,}[\s\S]*?\bhidden_size \.{3,} \d+\s*$"  # in its dump; GPT-NeoX's lines say more
+_BEGINS = re.compile(r"^[^#\n]*?(?<!-)-{8,} arguments -{8,}", re.MULTILINE)
+_SIZE = re.compile(r"\bhidden_size \.{3,} \d+[ \t\r]*$", re.MULTILINE)  # of Megatron's dump; GPT-NeoX's lines say more
 _NODES = "DGXNNODES"  # of MLPerf's jobs
 _SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"  # by sbatch
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
 _MARKS = {
-    "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
+    "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|(?<!-)-{8,} arguments -{8,}|"
     r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
     r"\bentrypoint: \S*flagscale|^system:(?=[\s\S]*\n\s+num_layers:)",
     "torchtitan": (
@@ -189,7 +190,8 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     Raises:
         ConfigError: it has no marks of any kind.
     """
-    kinds = _kinds(text) if not re.search(_MEGATRON, text, re.MULTILINE) else ["megatron"]
+    begins = _BEGINS.search(text)
+    kinds = ["megatron"] if begins and _SIZE.search(text, begins.end()) else _kinds(text)
     launched = re.search(r"\b(?:accelerate|torchrun|deepspeed)\b", text)
     if set(kinds) <= {"transformers", "deepspeed"} and beside is not None and launched:
         named = (beside.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))

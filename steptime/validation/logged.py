@@ -17,7 +17,7 @@ from steptime.job.sections import Hardware
 from steptime.launch.beside import Beside
 from steptime.launch.devices import states_devices
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
-from steptime.launch.logs.launched import started_by
+from steptime.launch.logs.launched import other_devices, started_by
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments, of_dump
 from steptime.launch.read import KINDS, TABLES, read, read_as, read_text
@@ -116,7 +116,7 @@ def read_run(
     changes, unread = read_settings(sets)
     if unread:
         raise ConfigError(unread)
-    reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes, log.devices)
+    reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes, log)
     notes, problems = _name_machine(reading, log, changes, hardware)
     try:
         job = to_job(
@@ -191,20 +191,18 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
         raise ConfigError(f"{line}; or add --plan FILE" if lacks in line else line for line in error.problems) from None
 
 
-def _beside(path: str, kind: str | None, sets: dict[str, Any], devices: int) -> Reading:
-    """The config of a plan, or of a framework's config or launch script, given with a log; the latter with the log's `devices`.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+def _beside(path: str, kind: str | None, sets: dict[str, Any], log: JobLog) -> Reading:
+    """The config of a plan, or of a framework's config or launch script, given with a log; the latter with the log's devices."""
     text = read_text(path.partition(".py:")[0] + (".py" if ".py:" in path else ""))
     if re.search(r"^[ \"']*(?:parallelism|data)[\"']?\s*:", text, re.MULTILINE) and not path.endswith(".toml"):
         with suppress(ConfigError):
             tree = parse_mapping(text, path)
             if "model" in tree and isinstance(tree.get("data"), dict) and "gbs" in tree["data"]:
                 return Reading(path, "a plan", tree, [])
-    if devices and not states_devices(sets):
-        sets["devices"] = devices
+    if log.devices and not states_devices(sets):
+        with suppress(ConfigError):  # a file that does not say how many
+            log.notes += other_devices(read(kind or "auto", path, sets), log.devices)
+        sets["devices"] = log.devices
     return read(kind or "auto", path, sets)
 
 

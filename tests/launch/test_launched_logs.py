@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64encode
+from time import process_time
 
 import pytest
 
@@ -85,3 +86,51 @@ def test_a_launch_file_beside_a_log_has_the_log_s_devices(tmp_path):
     found = read_run(paths, sets, plan=plan)
     assert (found.job.parallelism.dp, found.job.data.gbs) == (16, 128)
     assert read_run(paths, [*sets, "parallelism.dp=8"], plan=plan).job.parallelism.dp == 8
+
+
+def test_a_launch_file_of_other_devices_than_the_log_s_is_told(tmp_path):
+    """Four nodes of 8 in the command, 16 processes in the log: the job that was measured has 16."""
+    (tmp_path / "train.log").write_text(f"[launch.py:164:main] dist_world_size=16\n{BARS}", encoding="utf-8")
+    flags = "--num-layers 16 --hidden-size 1024 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512"
+    command = (
+        f"torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py {flags} --micro-batch-size 1 --global-batch-size 32"
+    )
+    (tmp_path / "run.sh").write_text(f"{command} --bf16 --vocab-size 128000\n", encoding="utf-8")
+    found = read_run([str(tmp_path / "train.log")], MACHINE, plan=str(tmp_path / "run.sh"))
+    assert found.job.parallelism.dp == 16
+    assert any("a job of 32 devices; the log states 16" in note for note in found.notes)
+
+
+def test_the_launcher_s_own_options_are_not_the_program():
+    """deepspeed/launcher/runner.py, main: --save_pid has a word of its own, and --module is the program's."""
+    text = log({"a": [0]}).replace("run.py", "--module --save_pid 4242 train.run")
+    assert started_by(text).startswith("deepspeed --num_nodes 1 --num_gpus 1 --module train.run --model_name_or_path")
+
+
+@pytest.mark.parametrize("sizes", ["2, , 4", "2 4", "9" * 5000, ", ", ""])
+def test_a_mesh_without_sizes_is_none(sizes):
+    assert list(said(f"Building 2-D device mesh with ['pp', 'tp'], [{sizes}]".encode())) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "iter time (s): " + "steps: 1 loss: " * 4000,
+        "Building 1-D device mesh with [" * 2000,
+        "global_step=1, SamplesPerSec=1.0 " * 2000,
+        "tps: " + "step: 1 " * 8000,
+    ],
+)
+def test_a_line_of_repeated_marks_is_read_in_linear_time(line):
+    """64 KiB, the longest line that is examined, sixteen times: the patterns look at most some hundred characters ahead."""
+    start = process_time()
+    for _ in range(16):
+        list(said(line.encode()))
+    assert process_time() - start < 2.0
+
+
+def test_a_head_of_repeated_marks_is_read_in_linear_time():
+    start = process_time()
+    for text in ("cmd = " * 150_000, "cmd = x -m deepspeed.launcher.launch --world_info= " * 18_000):
+        assert started_by(text) == ""
+    assert process_time() - start < 2.0

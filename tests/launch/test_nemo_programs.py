@@ -73,3 +73,11 @@ def test_what_such_a_program_leaves_unsaid(tmp_path: Path, old: str, new: str, s
     assert old in PROGRAM
     (problem,) = asked(tmp_path, "run.py", PROGRAM.replace(old, new))
     assert problem.startswith(said)
+
+
+def test_a_setting_under_a_test_that_is_not_decided_is_not_taken(tmp_path: Path) -> None:
+    """Two stages on a machine with more than four devices, one elsewhere: the 2 is not the number of stages."""
+    line = "        trainer = nl.Trainer("
+    branch = "        if torch.cuda.device_count() > 4:\n            strategy.pipeline_model_parallel_size = 2\n"
+    program = PROGRAM.replace(line, branch + line)
+    assert "2 if torch.cuda.device_count() > 4" in "\n".join(asked(tmp_path, "run.py", program))

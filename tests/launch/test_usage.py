@@ -1,5 +1,7 @@
 """Scripts that take arguments, read with those of an example in their comments."""
 
+from time import process_time
+
 import pytest
 from launch_readings import HARDWARE
 
@@ -53,3 +55,30 @@ def test_a_comment_that_is_no_whole_example_is_none(tmp_path, comment):
 def test_what_an_example_is():
     text = "# bash jobs/run.sh 7B 16\n#./run.sh --size 7B\n# my_run.sh 1\n# run.sh SIZE 2B\n# run.sh the size 'of\n"
     assert [found.words for found in examples_of(text, "run.sh")] == [["7B", "16"], ["--size", "7B"]]
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# run.sh takes 2 arguments: a size and a batch",
+        "# run.sh 7B 16",
+        "# bash run.sh 7B 16 (default)",
+        "# bash run.sh 7B 16 > log.txt",
+    ],
+)
+def test_a_sentence_is_no_example(comment):
+    assert examples_of(comment, "run.sh") == []
+
+
+@pytest.mark.parametrize(
+    "comment", ["# Usage: run.sh 7B 16", "# $ ./run.sh 7B 16 &", "# e.g. sbatch jobs/run.sh 7B 16; tail -f log"]
+)
+def test_an_example_ends_with_its_command(comment):
+    assert [found.words for found in examples_of(comment, "run.sh")] == [["7B", "16"]]
+
+
+@pytest.mark.parametrize("line", ["#" * 1_000_000, "# bash run.sh " + "'1 '" * 250_000, ("#" * 400 + "\n") * 2500])
+def test_comments_are_read_in_linear_time(line):
+    start = process_time()
+    assert examples_of(line, "run.sh") == []
+    assert process_time() - start < 2.0

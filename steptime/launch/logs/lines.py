@@ -75,7 +75,8 @@ PREFIX = 120
 _NUMBERED = re.compile(r"\biteration[=\s]\s*(\d{1,15})\s*/\s*\d+\s*\|")
 _RANK = re.compile(r"\[Rank (\d{1,15})\]\s*\(")
 _TITAN = re.compile(
-    r"(?<!validate )\bstep:\s*(\d{1,15})\s.*?\bmemory:\s*([\d.]+)GiB.*?\b(?:tps|wps):\s*([\d,]+)(?:.*?\btflops:\s*([\d,.]+))?"
+    r"(?<!validate )\bstep:\s*(\d{1,15})\s.{0,300}?\bmemory:\s*([\d.]+)GiB.{0,90}?\b(?:tps|wps):\s*([\d,]+)"
+    r"(?:.{0,90}?\btflops:\s*([\d,.]+))?"
 )
 """pytorch/torchtitan torchtitan/components/metrics.py, MetricsProcessor.log: memory is the reserved peak since the last line."""
 _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
@@ -86,10 +87,10 @@ _BARS = re.compile(r"^(Epoch[^%]*?|[^\w%]*)\d+%\|[^|]*\|\s*(\d{1,15})/\d+ \[[\d:
 """tqdm's bar (tqdm/std.py, format_meter) as the Trainer of transformers shows it, without a title, and Lightning by epoch."""
 _SAMPLES = re.compile(
     r"(?:micro_step=(\d{1,15})/)?(?:global_step=|\b\d+/)(\d{1,15}), "
-    r"(?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)(?:.*?MaxMemAllocated=([\d.]+) ?GB)?"
+    r"(?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)(?:.{0,120}?MaxMemAllocated=([\d.]+) ?GB)?"
 )
 """deepspeedai/DeepSpeed deepspeed/utils/timer.py, ThroughputTimer.stop: the global batch over the time of a step; GB is 2**30."""
-_PIPELINE = re.compile(r"\bsteps: (\d{1,15}) loss: .*?iter time \(s\): ([\d.]+)")
+_PIPELINE = re.compile(r"\bsteps: (\d{1,15}) loss: .{0,120}?iter time \(s\): ([\d.]+)")
 """deepspeedai/DeepSpeed deepspeed/runtime/pipe/engine.py, train_batch: the mean of the steps since the last line."""
 _SWIFT = re.compile(
     r"'(?:global_step/max_steps|iteration)': '(\d{1,15})/\d+'"
@@ -112,8 +113,8 @@ _PAUSES = (
     re.compile(r"validate step:\s*(\d{1,15})"),  # torchtitan, MetricsProcessor.log_validation
     re.compile(r"Saving the checkpoint()|Validation epoch \d+()"),  # torchtitan, components/checkpoint.py; NeMo 2
 )
-_WORLD = (
-    re.compile(r"Building \d-D device mesh with \[[^]]*\], \[([\d, ]+)\]"),  # torchtitan, distributed/parallel_dims.py
+_WORLD = (  # the first: torchtitan, distributed/parallel_dims.py
+    re.compile(r"Building \d-D device mesh with \[[^]]{0,120}\], \[(\d{1,7}(?:, \d{1,7}){0,7})\]"),
     re.compile(r"\bdist_world_size=(\d{1,9})\b"),  # deepspeedai/DeepSpeed deepspeed/launcher/launch.py
     re.compile(r"\busing world size: (\d{1,9}),"),  # Megatron-LM megatron/arguments.py
 )

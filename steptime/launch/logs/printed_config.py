@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from steptime.base.config import ConfigError
 from steptime.launch.logs.files import plain
 
-BEGIN = re.compile(r"-{8,} arguments -{8,}")
-_END = re.compile(r"-{8,} end of arguments -{8,}")
+BEGIN = re.compile(r"(?<!-)-{8,} arguments -{8,}")
+_END = re.compile(r"(?<!-)-{8,} end of arguments -{8,}")
 _LINE = re.compile(r"(?:^|\s|:)([A-Za-z_]\w*(?= \.)|[A-Za-z_]\w{28,}) (\.*) (.*)$")
 _WIDTHS = (48, 32)
 """Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args; the fewer until 2021)."""

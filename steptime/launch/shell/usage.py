@@ -7,8 +7,10 @@ import re
 import shlex
 from typing import NamedTuple
 
-_OPEN = re.compile(r"[<>{}\[\]|]|\.\.\.|\$")
+_OPEN = re.compile(r"[<>{}()\[\]|]|\.\.\.|\$")
 """In words that a reader of the comment is to fill in."""
+_LONGEST = 500
+"""Characters of a comment with a command; longer ones are none."""
 _NAMES = re.compile(r"[A-Z][A-Z_]{2,}")
 """Words in their place: MODEL_SIZE."""
 
@@ -27,17 +29,18 @@ def examples_of(text: str, name: str) -> list[Example]:
     [Example(line=2, words=['7B', '16'])]
     """
     base = posixpath.basename(name)
-    command = re.compile(
-        rf"\s*#+\s*(?:(?:usage|example|e\.g\.)\s*:?\s*)?(?:(?:ba|z)?sh\s+|sbatch\s+)?\S*?(?<![\w.-]){re.escape(base)}\s+(\S.*)",
-        re.IGNORECASE,
-    )
+    how = r"(?P<how>(?:usage|example|e\.g\.)\s*:?\s*)?(?P<by>(?:ba|z)?sh\s+|sbatch\s+)?(?P<at>[^\s#]*/)?"
+    command = re.compile(rf"[#\s]*(?:\$\s+)?{how}{re.escape(base)}\s+(?P<words>\S.*)", re.IGNORECASE)
     found: list[Example] = []
     for number, line in enumerate(text.splitlines(), 1):
-        said = command.match(line) if line.lstrip().startswith("#") else None
-        if said is None or _OPEN.search(said[1]):
+        said = command.match(line) if len(line) <= _LONGEST and line.lstrip().startswith("#") else None
+        if said is None or not (said["how"] or said["by"] or said["at"]):  # a name alone begins a sentence
+            continue
+        given = re.split(r"[;&]", said["words"])[0]
+        if _OPEN.search(given):
             continue
         try:
-            words = shlex.split(said[1], comments=True)
+            words = shlex.split(given, comments=True)
         except ValueError:
             continue
         if any(re.search(r"\d", word) for word in words) and not any(map(_NAMES.fullmatch, words)):

@@ -1,0 +1,68 @@
+"""What is found in the text of programs and files by their marks: in linear time, and where it is written."""
+
+from pathlib import Path
+from time import process_time
+
+import pytest
+
+from steptime.base.config import ConfigError
+from steptime.launch.beside import Beside
+from steptime.launch.program_calls import passed_in, set_up_in, starts_trainer
+from steptime.launch.read import kind_of
+
+FROZEN = ["frozen weights, set up by its code"]
+MARK = "-" * 10 + " arguments " + "-" * 10 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("if __name__ == '__main__':\n  for p in m.parameters():\n    p.requires_grad = False", FROZEN),
+        ("m.model.layers[0].requires_grad_(False)", FROZEN),
+        ("if args.freeze:\n  m.requires_grad_(False)", []),
+        ("m.requires_grad_(True)", []),
+        ("x = m" + ".a()" * 900, []),  # ast.unparse of such a chain is too deep
+    ],
+)
+def test_frozen_weights_are_those_of_no_test_of_the_program_s_own(code: str, found: list[str]) -> None:
+    assert set_up_in(code, set(), set()) == found
+
+
+def test_the_model_that_a_program_loads_is_a_literal_of_any_module() -> None:
+    code = "m = transformers.AutoModelForCausalLM.from_pretrained('a/b', dtype='auto')"
+    assert passed_in(code)["model_name_or_path"] == "a/b"
+    assert "model_name_or_path" not in passed_in(code.replace("ForCausalLM", ""))
+
+
+def test_a_program_behind_a_continued_line_is_found(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("args = TrainingArguments(output_dir='x')", encoding="utf-8")
+    beside = Beside(tmp_path)
+    assert starts_trainer("torchrun --nproc_per_node 8 \\\n  --nnodes 2 \\\n  train.py --bf16\n", beside)
+    assert not starts_trainer("# torchrun train.py\necho train.py\n", beside)
+
+
+@pytest.mark.parametrize("text", ["python " * 140_000, "python " + "a" * 1_000_000, "python " + "a.py" * 250_000 + "x"])
+def test_the_program_of_a_long_line_is_found_in_linear_time(text: str, tmp_path: Path) -> None:
+    start = process_time()
+    assert not starts_trainer(text, Beside(tmp_path))
+    assert process_time() - start < 2.0
+
+
+@pytest.mark.parametrize("text", [MARK * 33_000, (MARK + "hidden_size ... 4096 x\n" + "\n" * 20) * 14_000])
+def test_the_kind_of_many_dumps_is_found_in_linear_time(text: str) -> None:
+    start = process_time()
+    assert kind_of("a.log", text) == "megatron"
+    assert process_time() - start < 5.0  # a dozen patterns; in quadratic time it takes minutes
+
+
+def test_a_megabyte_of_dashes_is_no_dump() -> None:
+    start = process_time()
+    with pytest.raises(ConfigError, match="unknown framework"):
+        kind_of("a.txt", "-" * 1_000_000)
+    assert process_time() - start < 5.0
+
+
+def test_a_dump_in_comments_does_not_decide_the_kind() -> None:
+    """A script of ms-swift with what another job printed, as a remark."""
+    dump = "# -------- arguments --------\n#  hidden_size ........ 4096\n"
+    assert kind_of("run.sh", f"#!/bin/bash\nswift sft --model Qwen/Qwen2.5-7B --train_type full\n{dump}") == "swift"
