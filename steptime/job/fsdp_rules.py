@@ -167,3 +167,8 @@ def reduce_dtype(said: Fsdp | None, software: Software) -> ReduceDtype:
         return said.reduce_dtype
     own = software.states.main_grad_dtype if said is None else software.layout.fsdp_reduce_dtype
     return software.compute_dtype if own == "compute" else own
+
+
+def resolved_fsdp(fsdp: Fsdp, software: Software) -> dict[str, Any]:
+    """The options of FSDP as plain data, with nothing left to the profile."""
+    return fsdp.model_copy(update={"reduce_dtype": reduce_dtype(fsdp, software)}).model_dump(exclude_none=True)

@@ -22,7 +22,7 @@ from steptime.job.device_count import AUTO, DEGREES, spread
 from steptime.job.edit import apply_settings, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts
-from steptime.job.fsdp_rules import fsdp_facts, reduce_dtype
+from steptime.job.fsdp_rules import fsdp_facts, resolved_fsdp
 from steptime.job.layer_counts import layers_per_chunk
 from steptime.job.layer_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
@@ -124,8 +124,7 @@ class Job(Config):
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         resolved |= {"cp_comm_type": self.cp_comm_type} if self.parallelism.cp > 1 else {}
         if fsdp := self.parallelism.fsdp:
-            said = {"reduce_dtype": reduce_dtype(fsdp, self.software)}
-            parallelism["fsdp"] = fsdp.model_copy(update=said).model_dump(exclude_none=True)
+            parallelism["fsdp"] = resolved_fsdp(fsdp, self.software)
         parallelism |= resolved | pipeline_rules.group_taken(self.facts)
         settings = self.software.settings()
         performance = {key: settings[key] for key in Options.model_fields}

@@ -68,8 +68,7 @@ class LayoutSettings(Switches):
     fsdp_ends: Literal["root", "apart", "head"]
     fsdp_reduce_dtype: Literal["fp32", "compute"]
     no_sync: bool
-    """FSDP: whether experts that no ranks share are a group; groups of embedding and head (`Fsdp.ends`); the dtype of gradient
-    reduction; one reduction a step."""
+    """FSDP: whether experts that no ranks share are a group; groups of embedding and head; dtype of reductions; one a step."""
     time_steps: bool
     """torch's pipelining as of 2.6: chunks of a stage exchange in time steps and gather nothing ahead, and a chunk's gradients,
     except one group's, are reduced before the last gradient of its input is sent."""
@@ -206,8 +205,7 @@ class BufferSettings(Switches):
     logits_stay: bool
     """The last stage keeps the logits of a micro-batch until the next one's replace them in its output buffers."""
     loss_by_token: bool
-    """A loss in chunks cuts all tokens at once, of which no chunk is a copy, and gathers the head before its first chunk, outside
-    of FSDP's hooks, which would keep what the all-gather returned."""
+    """A loss in chunks cuts all tokens at once, no chunk a copy, and gathers the head outside of FSDP's hooks, which keep it."""
     gradient_copies: Literal["none", "freed", "kept"]
     """The optimizer copies half-precision main gradients to fp32: freed when the next step begins, or kept until that step's
     copies replace them, in addition to the gradients they were made from (Megatron-LM of March to July 2021)."""

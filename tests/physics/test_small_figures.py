@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 from physics_jobs import job, machine
-from steptime.cost.parts import PartTime, Work
-from steptime.memory.blocks import LARGE, LargeBlocks
 
 from steptime.answer.result import estimate
 from steptime.cost.comm import FREE
+from steptime.cost.part_seconds import PartTime, Work
 from steptime.cost.rates import rates
 from steptime.fsdp.calls import Calls
 from steptime.fsdp.groups import flat_group
@@ -19,6 +18,7 @@ from steptime.fsdp.pipeline_seconds import PipelineSeconds, chunk_seconds, sums_
 from steptime.fsdp.seconds import CommSeconds
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
+from steptime.memory.allocator_blocks import LARGE, LargeBlocks
 from steptime.memory.buffers import MIB
 from steptime.memory.part_memories import PartMemories
 from steptime.model.embedding_and_head import loss_ops
