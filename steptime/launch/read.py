@@ -46,8 +46,9 @@ _DUMP = re.compile(rb"(?<!-)-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 _BEGINS = re.compile(r"^[^#\n]*?(?<!-)-{8,} arguments -{8,}", re.MULTILINE)
 _SIZE = re.compile(r"\bhidden_size \.{3,} \d+[ \t\r]*$", re.MULTILINE)  # of Megatron's dump; GPT-NeoX's lines say more
-_NODES = "DGXNNODES"  # of MLPerf's jobs
+_NODES, _LAUNCHED = "DGXNNODES", r"\b(?:accelerate|torchrun|deepspeed)\b"  # the first: of MLPerf's jobs
 _SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"  # by sbatch
+_DS_KEYS = "zero_optimization|train_batch_size|train_micro_batch_size_per_gpu"
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|(?<!-)-{8,} arguments -{8,}|"
@@ -65,7 +66,7 @@ _MARKS = {
         r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
         r"^encoder_seq_length:"
     ),
-    "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
+    "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:" + _DS_KEYS + r")\"\s*:",
 }
 """Kind -> what its files contain, for messages about another kind's file."""
 
@@ -183,17 +184,17 @@ def _kinds(text: str) -> list[str]:
 
 
 def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
-    """The kind of a file for `--from auto`: the one whose marks it has; of several the most specific.
+    """The kind of a file for `--from auto`: the most specific whose marks it has; in comments, if nowhere else.
 
     A script of accelerate or torchrun is of the kind of the config that it names, where that is found `beside` it.
 
     Raises:
         ConfigError: it has no marks of any kind.
     """
-    begins = _BEGINS.search(text)
-    kinds = ["megatron"] if begins and _SIZE.search(text, begins.end()) else _kinds(text)
-    launched = re.search(r"\b(?:accelerate|torchrun|deepspeed)\b", text)
-    if set(kinds) <= {"transformers", "deepspeed"} and beside is not None and launched:
+    bare = re.sub(r"^[ \t]*#.*", "", text, flags=re.MULTILINE) if _is_shell(path, text) else text
+    dump = (begins := _BEGINS.search(text)) and _SIZE.search(text, begins.end())
+    kinds = ["megatron"] if dump else _kinds(bare) or _kinds(text)
+    if set(kinds) <= {"transformers", "deepspeed"} and beside is not None and re.search(_LAUNCHED, text):
         named = (beside.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
         kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
     telling = [
@@ -242,8 +243,7 @@ def _is_ds_config(text: str) -> bool:
         tree = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
         return False
-    known = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
-    return isinstance(tree, dict) and bool(tree.keys() & known)
+    return isinstance(tree, dict) and any(key in tree for key in _DS_KEYS.split("|"))
 
 
 def _garbled(text: str) -> bool:

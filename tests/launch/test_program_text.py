@@ -66,3 +66,8 @@ def test_a_dump_in_comments_does_not_decide_the_kind() -> None:
     """A script of ms-swift with what another job printed, as a remark."""
     dump = "# -------- arguments --------\n#  hidden_size ........ 4096\n"
     assert kind_of("run.sh", f"#!/bin/bash\nswift sft --model Qwen/Qwen2.5-7B --train_type full\n{dump}") == "swift"
+
+
+def test_flags_in_comments_do_not_decide_the_kind() -> None:
+    command = "accelerate launch train.py --model_name_or_path a/b --per_device_train_batch_size 1"
+    assert kind_of("run.sh", f"#!/bin/bash\n# before: --tensor-model-parallel-size 8\n{command}\n") == "transformers"
