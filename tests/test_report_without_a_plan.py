@@ -330,9 +330,9 @@ def test_the_limit_of_micro_batches_is_that_of_the_layout(capsys):
             "performance.moe.dispatcher: use flex, which is DeepEP and HybridEP (got 'deepep')",
         ),
         ("parallelism.sp=x", "parallelism.sp: expected true or false (got 'x')"),
-        ("data=3", "data: expected a mapping (got 3)"),
+        ("data=3", "data: expected a mapping (got 3); give its keys: 3dtrn explain --key data"),
         ("devices=auto", "devices: expected a whole number (got 'auto')"),
-        ("parallelism=3", "parallelism: expected a mapping (got 3)"),
+        ("parallelism=3", "parallelism: expected a mapping (got 3); give its keys: 3dtrn explain --key parallelism"),
     ],
 )
 def test_an_invalid_value_without_a_layout_is_the_only_problem(capsys, tmp_path, setting, line):
