@@ -25,6 +25,7 @@ ORDER = [
         "logs",
         "automodel_backend",
         "replaced_kernels",
+        "zero_offload",
         "deepspeed",
         "megatron",
         "nemo",
