@@ -1,4 +1,4 @@
-"""torchtitan's settings as a config: degrees, batch, FSDP, dtypes, checkpointing.
+"""torchtitan's settings as a config: degrees, FSDP, dtypes, checkpointing.
 
 Sources: pytorch/torchtitan@018740b7 torchtitan/models/llama3/infra/parallelize.py, @01db32e9 torchtitan/distributed/:
 activation_checkpoint.py, utils.py (maybe_enable_amp), pipeline_parallel.py (generate_llm_fqn_per_model_part).
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.torchtitan.batch import batch_of, passes_of
 from steptime.launch.torchtitan.captures import captures
 from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
@@ -87,9 +88,9 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     performance |= experts.get("performance", {})
     if degrees.fsdp and keys.on("training.enable_cpu_offload"):
         performance["cpu_offload"] = {"params": True}
-    data = data_of(keys, degrees)
-    parallelism |= passes_of(keys, degrees, data)
-    return {"model": model, "parallelism": parallelism, "performance": performance, "data": data}
+    batch = batch_of(keys, degrees.dp, degrees.pp)
+    parallelism |= passes_of(keys, batch, degrees.pp, fsdp=degrees.fsdp)
+    return {"model": model, "parallelism": parallelism, "performance": performance, "data": batch.section}
 
 
 def _field(section: Any, name: str) -> Any:
@@ -235,33 +236,6 @@ def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
     if "model" in parts:
         return {"compile": "all" if "loss" in parts and release != "@0.1" else "blocks"} | simple_of(keys)
     return {"loss_impl": "compiled"} if "loss" in parts else {}
-
-
-def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
-    """Batch and sequence."""
-    batch, local = "training.global_batch_size", keys.count("training.local_batch_size")
-    gbs, micro, at_once = keys.count(batch, least=-1), local, local * degrees.dp
-    if degrees.pp > 1:
-        parts = keys.whole(f"{_P}pipeline_parallel_microbatches")
-        micro = local // parts if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
-        if micro < 1 or local % micro:
-            keys.fail("training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})")
-    gbs = at_once if gbs < 1 else gbs
-    if gbs % at_once and "parallelism.dp" not in keys.left_open:
-        parts_of = f"local_batch_size * data-parallel ranks = {local} * {degrees.dp}"
-        keys.fail(batch, f"must be a multiple of {parts_of} (got {gbs})")
-    return {"gbs": gbs, "seqlen": keys.count("training.seq_len"), "microbatch_sz": micro}
-
-
-def passes_of(keys: JobKeys, degrees: Degrees, data: Mapping[str, Any]) -> dict[str, int]:
-    """How often the pipeline runs in a step: once for each local batch (torchtitan/trainer.py@b5bcd76c, train_step)."""
-    batch, at_once = "training.global_batch_size", keys.count("training.local_batch_size") * degrees.dp
-    if degrees.pp == 1 or data["gbs"] <= at_once or data["gbs"] % at_once:
-        return {}
-    if degrees.fsdp:
-        return {"pipeline_passes": data["gbs"] // at_once}
-    keys.leave_out(batch, "the pipeline drains after every local batch; counted as one pass")
-    return {}
 
 
 def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any]:
