@@ -61,7 +61,8 @@ def read_function(
     if not name:
         if len(offered) != 1:
             what = "several config functions" if offered else f"no function that returns {returns}"
-            listed = f": {', '.join(offered[:8])}" if offered else ""
+            ordered = sorted(offered, key=lambda key: "debug" in key)
+            listed = f": {', '.join(ordered)}" if offered else ""
             raise ConfigError(f"{path}: {what}{listed}; add the function to the path: {path}:FUNCTION")
         name = offered[0]
     if (found := reader.find(name)) is None:

@@ -184,7 +184,9 @@ def test_pipelines_split_embedding_and_head_off_as_layers():
     assert looped["parallelism"]["layers_per_stage"] == [4, 5, 4, 4, 4, 4, 4, 3]
     zbv = config(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ZBVZeroBubble"'))
     assert (zbv["parallelism"]["vpp"], zbv["parallelism"]["schedule"]) == (2, "zbv")
-    unknown = minimal(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ScheduleOfMine"'))
+    unknown = minimal(
+        ("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "FlexibleInterleaved1F1B"')
+    )
     found = read_torchtitan("job.toml", unknown)
     assert status(found, "parallelism.pipeline_parallel_schedule") == "unmodeled"
 

@@ -26,7 +26,15 @@ def test_a_script_that_names_a_config_function_reads_it_from_its_module(tmp_path
     run.write_text(script)
     with pytest.raises(ConfigError) as error:
         launch_file("auto", str(run), HARDWARE)
-    assert "launches config function llama3_8b_tp of llama3; give that module's config_registry.py" in str(error.value)
+    file = "torchtitan/models/llama3/config_registry.py"
+    assert str(error.value).endswith(
+        "launches config function llama3_8b_tp of llama3; give that module's config_registry.py: "
+        f"add --with {file}, or read the function alone: --from torchtitan {file}:llama3_8b_tp"
+    )
+    added = tmp_path / "elsewhere" / "config_registry.py"
+    added.parent.mkdir()
+    added.write_text((DATA / REGISTRY).read_text(encoding="utf-8"), encoding="utf-8")
+    assert launch_file("auto", str(run), HARDWARE, added=[str(added)]).config["parallelism"]["tp"] > 1
     folder = tmp_path / "torchtitan" / "models" / "llama3"
     folder.mkdir(parents=True)
     (folder / "config_registry.py").write_text((DATA / REGISTRY).read_text(encoding="utf-8"), encoding="utf-8")

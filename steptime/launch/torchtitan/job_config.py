@@ -20,6 +20,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
+from steptime.launch.torchtitan.batch import by_tokens, is_in_tokens
 from steptime.launch.torchtitan.captures import KEY as CAPTURES
 from steptime.launch.torchtitan.captures import in_release
 from steptime.launch.torchtitan.converters import put_converters
@@ -58,6 +59,8 @@ def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, be
     if file.endswith(".py") and in_release(text, beside):
         defaults[CAPTURES] = False
     table = table._replace(framework=defaults.pop("framework", table.framework))
+    if is_in_tokens(said):
+        table = by_tokens(table)
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     keys.beside = beside
     if devices is not None and told(sets, "parallelism.dp") is None:
@@ -170,8 +173,6 @@ def as_toml(tree: Tree) -> Tree:
         == "default_adamw"
     ):
         tree["optimizer"] = {"name": "AdamW"} | tree["optimizer"]
-    if isinstance(tree.get("training"), dict):
-        tree["training"] = _in_sequences(tree["training"])
     return {key: _bare(value) for key, value in tree.items() if value is not None}
 
 
@@ -179,15 +180,6 @@ def _set_in(model: Any) -> Tree:
     """What statements set inside a registered model (model_spec.model.layer.attention.attn_backend = ...), by the last name."""
     inside = model if isinstance(model, dict) and CLASS not in model else {}
     return {name.rpartition(".")[2]: value for name, value in flatten(inside).items()}
-
-
-def _in_sequences(training: Tree) -> Tree:
-    """A local batch that is given in tokens (since 2026-07), as sequences of the longest context."""
-    tokens, longest = (training.get(key) for key in ("num_tokens_per_microbatch_per_dp_rank", "max_context_length"))
-    if not (isinstance(tokens, int) and isinstance(longest, int) and longest > 0 and tokens % longest == 0):
-        return training
-    rest = {key: value for key, value in training.items() if key != "num_tokens_per_microbatch_per_dp_rank"}
-    return rest | {"local_batch_size": tokens // longest}
 
 
 def _bare(value: Any) -> Any:

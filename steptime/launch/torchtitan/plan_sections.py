@@ -1,4 +1,4 @@
-"""torchtitan's settings as a config: degrees, batch, FSDP, dtypes, checkpointing.
+"""torchtitan's settings as a config: degrees, FSDP, dtypes, checkpointing.
 
 Sources: pytorch/torchtitan@018740b7 torchtitan/models/llama3/infra/parallelize.py, @01db32e9 torchtitan/distributed/:
 activation_checkpoint.py, utils.py (maybe_enable_amp), pipeline_parallel.py (generate_llm_fqn_per_model_part).
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.job.edit import read_model
-from steptime.launch.devices import data_parallel, told
+from steptime.launch.devices import data_parallel, states_devices, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.torchtitan.batch import batch_of, passes_of
 from steptime.launch.torchtitan.captures import captures
 from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
@@ -35,6 +36,9 @@ AMD-AGI/Primus@fd1eeabb primus/backends/torchtitan/models/llama3/model/model.py,
 
 OWN_BUFFERS = frozenset({"hybridep", "minimal_async_ep"})
 """Values of parallelism.expert_parallel_comm_backend that are libraries of dispatcher flex besides its default."""
+
+_UNCOUNTED = frozenset({"pipelineschedulesingle", "pipelineschedulemulti", "flexibleinterleaved1f1b"})
+"""Schedules that torch has or had besides those of the table (get_schedule_class, torch 2.5 and 2.13)."""
 
 
 class Degrees(NamedTuple):
@@ -71,6 +75,11 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
         parallelism["sp"] = keys.on(f"{_P}enable_sequence_parallel", default=True)
     parallelism |= fsdp_of(keys, degrees)
     experts, traced = experts_of(keys, model), is_traced(keys)
+    if experts and not degrees.fsdp and told(keys.sets, "performance.software") is None:
+        fix = "give -1 and at least 2 devices, or at least 2"
+        keys.fail(
+            f"{_P}data_parallel_shard_degree", f"mixtures of experts are modeled only with sharded parameters; {fix}"
+        )
     parallelism |= experts.get("parallelism", {})
     model = balanced(keys, model, parallelism.get("ep", 1), str(keys.get(f"{_P}expert_parallel_comm_backend")).lower())
     if degrees.pp > 1:
@@ -87,9 +96,9 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     performance |= experts.get("performance", {})
     if degrees.fsdp and keys.on("training.enable_cpu_offload"):
         performance["cpu_offload"] = {"params": True}
-    data = data_of(keys, degrees)
-    parallelism |= passes_of(keys, degrees, data)
-    return {"model": model, "parallelism": parallelism, "performance": performance, "data": data}
+    batch = batch_of(keys, degrees.dp, degrees.pp)
+    parallelism |= passes_of(keys, batch, degrees.pp, fsdp=degrees.fsdp)
+    return {"model": model, "parallelism": parallelism, "performance": performance, "data": batch.section}
 
 
 def _field(section: Any, name: str) -> Any:
@@ -133,10 +142,13 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
     if shard == 0:
         raise keys.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
     rest, copies = {"tp": tp, "pp": pp, "cp": cp}, f"{_P}data_parallel_replicate_degree"
-    if shard < 0 or told(keys.sets, "parallelism.dp") is not None:
+    by_file = replicate * shard * tp * pp * cp
+    if shard > 0 and devices not in (None, by_file) and told(keys.sets, "parallelism.dp") is None:
+        keys.problem(f"the product of the degrees is {by_file} devices, not {devices}")
+    if shard < 0 or states_devices(keys.sets):
         shared = (replicate > 1 and tp * pp * cp > 1) or keys.words("model.converters")
         copies_of = 2 if shared else 1  # FSDP under the copies, not DDP; projections that FSDP gathers are converted
-        dp = data_parallel(keys, rest, devices, replicas=replicate * copies_of)
+        dp = data_parallel(keys, rest, devices if shard < 0 else by_file, replicas=replicate * copies_of)
         if dp is None:
             fix = f"add --set parallelism.dp=N (devices / {tp * pp * cp}), or set WORLD_SIZE"
             keys.left_open["parallelism.dp"] = f"number of devices unknown; {fix}"
@@ -145,8 +157,6 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
             keys.fail(copies, f"must divide the {dp} data-parallel ranks (got {replicate})")
     else:
         dp = replicate * shard
-        if devices is not None and devices != dp * tp * pp * cp:
-            keys.problem(f"the product of the degrees is {dp * tp * pp * cp} devices, not {devices}")
     found = Degrees(tp, pp, cp, dp, replicate)
     if replicate > 1 and not found.fsdp and tp * pp * cp > 1:
         keys.fail(copies, "DDP cannot be combined with other parallelism; set data_parallel_shard_degree")
@@ -237,39 +247,14 @@ def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
     return {"loss_impl": "compiled"} if "loss" in parts else {}
 
 
-def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
-    """Batch and sequence."""
-    batch, local = "training.global_batch_size", keys.count("training.local_batch_size")
-    gbs, micro, at_once = keys.count(batch, least=-1), local, local * degrees.dp
-    if degrees.pp > 1:
-        parts = keys.whole(f"{_P}pipeline_parallel_microbatches")
-        micro = local // parts if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
-        if micro < 1 or local % micro:
-            keys.fail("training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})")
-    gbs = at_once if gbs < 1 else gbs
-    if gbs % at_once and "parallelism.dp" not in keys.left_open:
-        parts_of = f"local_batch_size * data-parallel ranks = {local} * {degrees.dp}"
-        keys.fail(batch, f"must be a multiple of {parts_of} (got {gbs})")
-    return {"gbs": gbs, "seqlen": keys.count("training.seq_len"), "microbatch_sz": micro}
-
-
-def passes_of(keys: JobKeys, degrees: Degrees, data: Mapping[str, Any]) -> dict[str, int]:
-    """How often the pipeline runs in a step: once for each local batch (torchtitan/trainer.py@b5bcd76c, train_step)."""
-    batch, at_once = "training.global_batch_size", keys.count("training.local_batch_size") * degrees.dp
-    if degrees.pp == 1 or data["gbs"] <= at_once or data["gbs"] % at_once:
-        return {}
-    if degrees.fsdp:
-        return {"pipeline_passes": data["gbs"] // at_once}
-    keys.leave_out(batch, "the pipeline drains after every local batch; counted as one pass")
-    return {}
-
-
 def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any]:
     """Schedule, virtual stages and layers per stage."""
     key = f"{_P}pipeline_parallel_schedule"
-    if (known := keys.meaning(key)) is None:
+    if keys.get(f"{_P}pipeline_parallel_schedule_csv") or str(keys.get(key)).lower() in _UNCOUNTED:
         keys.leave_out(key, "another schedule; counted as 1F1B")
-    schedule, per_rank = known or ("1f1b", 1)
+        schedule, per_rank = "1f1b", 1
+    else:
+        schedule, per_rank = keys.word(key)
     first = keys.count(f"{_P}pipeline_parallel_first_stage_less_layers", least=0)
     last = keys.count(f"{_P}pipeline_parallel_last_stage_less_layers", least=0)
     units = n_layers + first + last

@@ -67,5 +67,6 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
     for file in files:
         if beside is not None and (there := beside.path(file)) is not None:
             return Named(str(there), beside.text(file) or "", name, over, script.devices)
-    what = f"launches config function {name} of {module}; give that module's config_registry.py with the function"
-    raise ConfigError(f"{path}: {what}: --from torchtitan config_registry.py:FUNCTION")
+    what = f"launches config function {name} of {module}; give that module's config_registry.py"
+    file = files["." in module]
+    raise ConfigError(f"{path}: {what}: add --with {file}, or read the function alone: --from torchtitan {file}:{name}")
