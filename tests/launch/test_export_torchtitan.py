@@ -22,7 +22,14 @@ FAMILIES = ("llama3", "llama2", "qwen3", "deepseek_v3", "gpt_oss", "llama4")
 FLOAT8 = "quantize.linear.float8"
 
 
-def plan(model="llama3-8b", devices=64, layout=None, data=None, hardware="dgx-h100", **performance):
+def plan(
+    model: str | dict[str, str | int] = "llama3-8b",
+    devices=64,
+    layout=None,
+    data=None,
+    hardware="dgx-h100",
+    **performance,
+):
     return Job(
         model=model,
         devices=devices,
@@ -167,3 +174,10 @@ def test_parameters_that_pipelines_free_are_noted():
     said = "parallelism.fsdp.reshard_after_forward is true; torchtitan's own default with pipeline stages is false"
     assert said in notes(EXPRESSIBLE["V3 in a pipeline"](), "torchtitan")
     assert said not in notes(EXPRESSIBLE["V3"](), "torchtitan")
+
+
+def test_no_key_that_the_last_job_config_lacks():
+    """enable_sequence_parallel is a key of config functions; ConfigManager of v0.2.2 stops at an "Invalid field name"."""
+    written = write(plan(layout={"tp": 2, "sp": False}), "torchtitan")
+    assert "sequence_parallel" not in written.text
+    assert written.stated["parallelism.sp"] is False

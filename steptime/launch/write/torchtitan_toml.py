@@ -15,8 +15,15 @@ from steptime.launch.write.torchtitan_compile import ASYNC_TP, compile_keys, con
 from steptime.launch.write.torchtitan_model import NONE, flavor
 
 _P = "parallelism."
-_LEFT_OUT = {"optimizer.name", "compile.enable_passes", "compile.disable_passes", "override.imports"}
-"""Recipes whose name is not a dtype, passes of GraphTrainer, which a job config in TOML does not have, and names of modules."""
+_LEFT_OUT = {
+    "optimizer.name",
+    "compile.enable_passes",
+    "compile.disable_passes",
+    "override.imports",
+    "parallelism.enable_sequence_parallel",
+}
+"""Recipes whose name is not a dtype, names of modules, and keys that job_config.py of v0.2.2 stops at: passes of GraphTrainer,
+and tensor parallelism without its sequence."""
 
 
 def toml(job: Job) -> str:
@@ -62,7 +69,6 @@ def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
         f"{_P}context_parallel_degree": p.cp,
         f"{_P}data_parallel_replicate_degree": copies,
         f"{_P}data_parallel_shard_degree": p.dp // copies,
-        f"{_P}enable_sequence_parallel": job.sp if p.tp > 1 else None,
     }
     if p.cp > 1:
         rotate = f"{_P}context_parallel_rotate_method"
