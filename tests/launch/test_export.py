@@ -340,7 +340,8 @@ def test_what_the_plan_states_and_the_file_lacks_is_listed(tmp_path):
         "performance.overlap.dp": 0.5,
     }
     sections = write(Job.load("configs/deepseek_v3.yaml"), "torchtitan")
-    assert sections.stated["model"] == "deepseek-v3"
+    assert "model" not in sections.stated  # a flavor
+    assert write(Job.load("configs/mixtral_8x7b.yaml"), "torchtitan").stated["model"] == "mixtral-8x7b"
     assert sections.stated["performance"].keys() < sections.left_out["performance"].keys()
     assert "vpp" not in sections.stated["parallelism"]
     assert "vpp" in sections.left_out["parallelism"]

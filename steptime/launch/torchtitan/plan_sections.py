@@ -267,8 +267,18 @@ def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any
     stages = per_rank * degrees.pp
     if stages > units:
         raise keys.error(f"{_P}pipeline_parallel_degree", f"makes {stages} stages of {n_layers} layers")
+    found: dict[str, Any] = {"schedule": schedule, "layers_per_stage": dealt(n_layers, stages, first, last)}
+    return found | ({"vpp": per_rank} if per_rank > 1 else {})
+
+
+def dealt(n_layers: int, stages: int, first: int, last: int) -> list[int]:
+    """Layers of each stage, where the first and the last have so many less (generate_llm_fqn_per_model_part).
+
+    >>> dealt(61, 8, 1, 0)
+    [7, 8, 8, 8, 8, 8, 7, 7]
+    """
+    units = n_layers + first + last
     counts = [units // stages + (stage < units % stages) for stage in range(stages)]
     counts[0] -= first
     counts[-1] -= last
-    found: dict[str, Any] = {"schedule": schedule, "layers_per_stage": counts}
-    return found | ({"vpp": per_rank} if per_rank > 1 else {})
+    return counts

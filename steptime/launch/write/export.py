@@ -15,7 +15,8 @@ from steptime.job.megatron_expert_rules import woven_in_one_stage
 from steptime.job.stated import RECOMPUTE, WORD, stated
 from steptime.launch.read import read_as
 from steptime.launch.reading import to_job
-from steptime.launch.write.torchtitan_toml import flavor
+from steptime.launch.write.torchtitan_compile import refuses_mx
+from steptime.launch.write.torchtitan_model import NOT_IN_LAST, flavor, other_router
 
 KINDS = {
     "megatron": ("megatron", "steptime.launch.write.megatron_script", "script"),
@@ -55,6 +56,8 @@ def write(job: Job, kind: str) -> Written:
     sets = {section: whole[section] for section in _SECTIONS if section in whole}
     if kind == "deepspeed":  # a program of one's own says these
         sets |= {"model": whole["model"], "data.seqlen": job.data.seqlen}
+    router = other_router(job.model) if kind == "torchtitan" else {}
+    sets |= router
     if kind == "torchtitan" and not flavor(job.model):
         sets["model"] = whole["model"]
     if reader == "nemo" and woven_in_one_stage(facts(job)):  # which the reader's own profile refuses
@@ -68,13 +71,37 @@ def write(job: Job, kind: str) -> Written:
             except ConfigError:
                 break
             if not missing:
-                return Written(text, sets, reader, stated_of(job, sets))
+                sets = _without_model(job, text, reader, sets, router)
+                return Written(text, sets, reader, _listed(job, text, reader, sets))
             software = {path: value for path, value in missing.items() if path == "performance.software"}
             sets |= software or missing  # a profile brings its own defaults
         section, _, name = key.partition(".")
         sets = {path: value for path, value in sets.items() if not path.startswith(f"{key}.")}
         sets[key] = whole[section][name] if name else whole[section]
     raise AssertionError(f"{kind}: the file is not read back")  # a fault of ours: all sections are set
+
+
+def _listed(job: Job, text: str, reader: str, sets: dict[str, Any]) -> dict[str, Any]:
+    """What the plan states of settings; not layers_per_stage auto, where the file says the layers that it deals."""
+    found, key = stated_of(job, sets), "parallelism.layers_per_stage"
+    rest = {path: value for path, value in sets.items() if path != key}
+    if found.get(key) == "auto":
+        try:
+            dealt = read_back(text, reader, rest).layers_per_chunk
+        except ConfigError:
+            return found
+        if dealt == job.layers_per_chunk:
+            del found[key]
+    return found
+
+
+def _without_model(job: Job, text: str, reader: str, sets: dict[str, Any], router: dict[str, Any]) -> dict[str, Any]:
+    """The settings without the whole model where the file says it, but for its router."""
+    rest = {path: value for path, value in sets.items() if path != "model"} | router
+    try:
+        return sets if "model" not in sets or differences(plain(job), plain(read_back(text, reader, rest))) else rest
+    except ConfigError:
+        return sets
 
 
 def stated_of(job: Job, sets: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,16 +125,35 @@ def _own(node: Any, value: Any) -> Any:
 
 def notes(job: Job, kind: str) -> list[str]:
     """What is to be known of a file beside its settings."""
-    profile = job.software
-    if kind != "torchtitan" or not profile.name.startswith("torchtitan") or not profile.as_of:
+    if kind != "torchtitan":
         return []
-    return [
-        f"torchtitan reads job configs in TOML up to v0.2.2 of February 2026; the plan's profile is of {profile.as_of}"
-    ]
+    profile, p, found = job.software, job.parallelism, []
+    if not (named := flavor(job.model)):
+        found.append(
+            "model: give name and flavor in [model]; torchtitan has no flavor of these sizes, and stops at the file"
+        )
+    elif named["model.name"] in NOT_IN_LAST:
+        found.append(f"model: torchtitan v0.2.2 has no {named['model.name']}, and stops at the file")
+    if (
+        profile.name.startswith("torchtitan")
+        and p.pp > 1
+        and p.fsdp is not None
+        and p.fsdp.reshard_after_forward is True
+    ):
+        key = "parallelism.fsdp.reshard_after_forward"
+        found.append(f"{key} is true; torchtitan's own default with pipeline stages is false")
+    if profile.name.startswith("torchtitan") and profile.as_of:
+        found.append(
+            f"torchtitan reads job configs in TOML up to v0.2.2 of February 2026; the plan's profile is of {profile.as_of}"
+        )
+    return found
 
 
 def refused(job: Job, kind: str) -> list[str]:
     """One line for each setting of a plan that its framework stops at: Megatron-Core runs the files of three kinds."""
+    if kind == "torchtitan" and refuses_mx(job):
+        fix = "set performance.compile=none or parallelism.tp=1"
+        return [f"refused by torchtitan v0.2.2: mxfp8_torchao of a compiled model with tensor parallelism; {fix}"]
     if kind not in _MEGATRON_CORE or not woven_in_one_stage(facts(job)):
         return []
     fix = "raise parallelism.vpp or set performance.overlap.ep=false"

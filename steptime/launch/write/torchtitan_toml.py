@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
-from steptime.base.config import build
-from steptime.job.edit import read_model
 from steptime.job.fsdp_rules import reduce_dtype
 from steptime.job.job import Job
+from steptime.job.stated import stated
 from steptime.launch.keys import KeyTable, load_table
-from steptime.launch.torchtitan.flavors import models
+from steptime.launch.torchtitan.plan_sections import dealt
 from steptime.launch.write.plain_keys import plain_keys, unusual, word_for
-from steptime.model.model import Model
+from steptime.launch.write.torchtitan_compile import ASYNC_TP, compile_keys, converter_keys, hides_tp
+from steptime.launch.write.torchtitan_model import NONE, flavor
 
 _P = "parallelism."
-_LEFT_OUT = {"optimizer.name", "compile.enable_passes", "compile.disable_passes", "override.imports"}
-"""Recipes whose name is not a dtype, passes of GraphTrainer, which a job config in TOML does not have, and names of modules."""
+_LEFT_OUT = {
+    "optimizer.name",
+    "compile.enable_passes",
+    "compile.disable_passes",
+    "override.imports",
+    "parallelism.enable_sequence_parallel",
+}
+"""Recipes whose name is not a dtype, names of modules, and keys that job_config.py of v0.2.2 stops at: passes of GraphTrainer,
+and tensor parallelism without its sequence."""
 
 
 def toml(job: Job) -> str:
     """Section by section; defaults are left out."""
-    table = load_table("torchtitan")
-    said = unusual(plain_keys(job.to_config(), table) | _keys(job, table), table)
-    said = {key: value for key, value in said.items() if key not in _LEFT_OUT}
+    table, config = load_table("torchtitan"), job.to_config()
+    said = unusual(plain_keys(config, table) | _keys(job, table), table)
+    left_out = _LEFT_OUT if hides_tp(config) else {*_LEFT_OUT, ASYNC_TP}
+    if (
+        hides_tp(config) and stated(job, "performance.recompute_stops_early") is None
+    ):  # a graph recomputes what it needs
+        left_out = {*left_out, "activation_checkpoint.early_stop"}
+    said = {key: value for key, value in said.items() if key not in left_out and not key.startswith("quantize.")}
+    # said even where they are the defaults: which model is trained is not left to them
+    said = (flavor(job.model) or {"model.name": NONE}) | said
+    said |= compile_keys(config) | converter_keys(job, config, table)
     sections: dict[str, dict[str, Any]] = {}
     for key, value in said.items():
         section, _, name = key.rpartition(".")
@@ -45,7 +61,6 @@ def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
     if copies == p.dp and not alone:  # it runs no DDP beside other degrees
         copies = 1
     found: dict[str, Any] = {
-        **flavor(job.model),
         "training.local_batch_size": local,
         "training.global_batch_size": data.gbs if data.gbs != local * p.dp else None,
         "training.dtype": word_for(table, "training.dtype", software.states.param_dtype),
@@ -55,7 +70,6 @@ def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
         f"{_P}context_parallel_degree": p.cp,
         f"{_P}data_parallel_replicate_degree": copies,
         f"{_P}data_parallel_shard_degree": p.dp // copies,
-        f"{_P}enable_sequence_parallel": job.sp if p.tp > 1 else None,
     }
     if p.cp > 1:
         rotate = f"{_P}context_parallel_rotate_method"
@@ -71,32 +85,31 @@ def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
     return found | _checkpointing(job)
 
 
-def flavor(model: Model) -> dict[str, Any]:
-    """The name and flavor of a model that torchtitan has."""
-    shape = {"source": "", "name": ""}
-    for family in ("llama3", "llama2", "qwen3"):
-        for flavor, section in models()[family].items():
-            known = build(Model, read_model(dict(section)))
-            if known.model_copy(update=shape) == model.model_copy(update=shape):
-                return {"model.name": family, "model.flavor": flavor}
-    return {}
-
-
 def _pipeline(job: Job, table: KeyTable) -> dict[str, Any]:
     p, key = job.parallelism, f"{_P}pipeline_parallel_schedule"
     found: dict[str, Any] = {f"{_P}pipeline_parallel_microbatch_size": job.data.microbatch_sz}
     word = next((word for word, (name, _) in table.rules[key].words.items() if name == job.schedule), None)
     counts = job.layers_per_chunk
     found[key] = word
-    units = -(-job.model.n_layers // len(counts)) * len(counts)  # the ends count as layers where they have fewer
-    fewer = (sum(counts) < units and counts[0] < max(counts)) or counts[-1] < max(counts)
-    ends = (max(counts) - counts[0], max(counts) - counts[-1]) if fewer else (0, 0)
-    found[f"{_P}pipeline_parallel_first_stage_less_layers"], found[f"{_P}pipeline_parallel_last_stage_less_layers"] = (
-        ends
-    )
-    if p.vpp > 1 and -(-(job.model.n_layers + sum(ends)) // max(counts)) == len(counts):
-        found[f"{_P}pipeline_parallel_layers_per_stage"] = max(counts)
+    first, last = _fewer(counts, job.model.n_layers)
+    found[f"{_P}pipeline_parallel_first_stage_less_layers"] = first
+    found[f"{_P}pipeline_parallel_last_stage_less_layers"] = last
+    units = job.model.n_layers + first + last
+    most = -(-units // len(counts))
+    if p.vpp > 1 and -(-units // most) == len(counts):
+        found[f"{_P}pipeline_parallel_layers_per_stage"] = most
     return found
+
+
+def _fewer(counts: list[int], n_layers: int) -> tuple[int, int]:
+    """How many layers the first and the last stage have less, so that torchtitan deals `counts`; 0 and 0 where none does.
+
+    torchtitan stops where an end has more than a stage's layers (pipeline_parallel.py, generate_llm_fqn_per_model_part).
+    """
+    stages, sizes = len(counts), range(max(counts) + 1)
+    pairs = sorted(product(sizes, sizes), key=lambda ends: (ends != (1, 1), sum(ends)))
+    fitting = (ends for ends in pairs if max(ends) <= (n_layers + sum(ends)) // stages)
+    return next((ends for ends in fitting if dealt(n_layers, stages, *ends) == list(counts)), (0, 0))
 
 
 def _checkpointing(job: Job) -> dict[str, Any]:
