@@ -143,3 +143,15 @@ def test_a_script_sets_the_tokens_of_a_micro_batch(tmp_path):
     )
     found = read("torchtitan", str(run), HARDWARE).config["data"]
     assert found == {"gbs": 128, "seqlen": 8192, "microbatch_sz": 2}
+
+
+def test_a_log_prints_the_same_keys():
+    """131,072 / 4,096 = 32 sequences of a step: 2 of each of 8 ranks, twice."""
+    text = (
+        'Running with configs: {"model_spec": {"name": "llama3", "flavor": "8B"}, "training": '
+        '{"num_tokens_per_microbatch_per_dp_rank": 8192, "num_tokens_per_train_step": 131072, "max_context_length": 4096}, '
+        '"parallelism": {"num_pp_microbatches": 1}}\n'
+        "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1\n"
+    )
+    found = read_torchtitan("train.log", text)
+    assert found.config["data"] == {"gbs": 32, "seqlen": 4096, "microbatch_sz": 2}
