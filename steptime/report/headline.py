@@ -194,6 +194,13 @@ def _thin(estimate: Estimate) -> str:
     return f", a thin margin: up to 1 run in 10 needs more than {gib(memory.most_bytes)} GiB"
 
 
+NOTHING_FITS = (
+    "tried: recomputation, micro-batch, ZeRO, tp, pp, cp, ep, some of them together; 3dtrn search PLAN tries every layout",
+    "else use more devices, or devices with more memory",
+)
+"""What to do where no change fits."""
+
+
 def fixes(estimate: Estimate) -> Table | None:
     """The changes with the least step time that make a job fit; None where it fits already."""
     if estimate.memory.fits:
@@ -204,13 +211,13 @@ def fixes(estimate: Estimate) -> Table | None:
         rows.append([f"    {fix_cost(fix)}"])
     if not rows and estimate.memory.verdict == "tight":
         return None
-    heading = "no change found that makes it fit: use more devices, or devices with more memory"
+    heading = "no change found that makes it fit"
     if rows:
         fits = estimate.fixes[0].verdict == "fits"
         heading = (
             f"{'to make it fit' if fits else 'no change found that makes it fit; to make it TIGHT'}, fastest first"
         )
-    notes = ["devices and batch stay; 3dtrn search PLAN ranks every layout"] if rows else []
+    notes = ["devices and batch stay; 3dtrn search PLAN ranks every layout"] if rows else NOTHING_FITS
     return Table(heading, [], rows, notes)
 
 
