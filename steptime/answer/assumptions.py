@@ -35,15 +35,20 @@ HOST_BOUND = 0.05
 """Share of the step above which waiting for the host is reported."""
 
 
-def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
-    """A line where waiting for the host takes a considerable part of the step."""
-    share = host_s / step_s
+def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> list[str]:
+    """A line where waiting for the host takes a considerable part of the step; `waits_s` by the part they are counted in."""
+    share = sum(waits_s.values()) / step_s
     if share < HOST_BOUND:
         return []
+    again = waits_s["recompute"] / step_s
+    where = f"{share - again:.0%} as launch gaps, {again:.0%} as recomputation" if again else "counted as launch gaps"
     eager = software.family in EAGER_TORCH and software.kernels.compile == "none"
     remedies = ", ".join(["larger micro-batches", *(["torch.compile"] if eager else [])])
     return [
-        f"host-bound: the device waits for kernel launches during {share:.0%} of the step; {remedies} or CUDA graphs shorten it"
+        (
+            f"host-bound: the device waits for kernel launches during {share:.0%} of the step ({where}); {remedies} or CUDA "
+            "graphs shorten it"
+        )
     ]
 
 

@@ -78,6 +78,7 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
         Fact(word, [_room(estimate)], tone),
         Fact("STEP", ["   ".join(step), *interval(estimate, brief=brief)]),
         Fact("MFU", mfu[:1] if brief else mfu),
+        *(Fact("HOST", [line]) for line in host(estimate)),
     ]
     rest = (
         [Fact("TIME", [_widest(estimate)]), Fact("MEMORY", [_held(estimate)])]
@@ -85,6 +86,16 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
         else [Fact("WORK", _work(estimate))]
     )
     return FactList("", [*facts, *_whole_run(estimate), *rest])
+
+
+HOST_SHARE = 0.25
+"""Share of launch gaps in the step above which the answer says what waits for the host."""
+
+
+def host(estimate: Estimate) -> list[str]:
+    """That the device waits for its host, where launch gaps take much of the step."""
+    time = estimate.time
+    return estimate.host_bound if time.parts_s.get("launch", 0.0) > HOST_SHARE * time.step_s else []
 
 
 def _widest(estimate: Estimate) -> str:
