@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from steptime.answer.assumptions import host_bound
 from steptime.answer.result import estimate
 from steptime.job.job import Job
+from steptime.report.estimate_text import report
 from steptime.report.explain import explain, names
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -61,6 +63,48 @@ def test_launch_gaps_add_up(plan, changes):
         total += last
     assert total == pytest.approx(found.time.parts_s["launch"], rel=2e-3)
     assert seconds_in(title)[0] == pytest.approx(total, rel=2e-3)
+    *terms, added = seconds_in(facts["sum"][0])
+    assert sum(terms) == pytest.approx(added, rel=2e-3)
+    assert added == pytest.approx(total, rel=2e-3)
+
+
+SMALL = {
+    "model": "llama3-8b",
+    "devices": 8,
+    "parallelism": {"tp": 8, "pp": 1, "fsdp": {}},
+    "performance": {"software": "torchtitan", "activation_checkpointing_type": "per-op"},
+    "data": {"gbs": 1, "seqlen": 1024, "microbatch_sz": 1},
+    "hardware": {"node_type": "h100"},
+}
+
+
+def test_seconds_of_a_launch_name_their_factor_and_its_reason():
+    """65 us of fsdp2's profile x 2.5 on DTensors is 162.5 us, x 0.47 compiled 30.55 us; CUDA graphs leave none."""
+    job = Job.load(SMALL)
+    eager = lines_of(estimate(job), "launch")[1]["host rate"]
+    assert eager[0] == ("host_kernel_s 65.00 us x DTENSOR_HOST 2.5 = 162.5 us (eager launches on DTensors, as tp is 8)")
+    assert "pull request 133369" in eager[1]
+    assert eager[2].startswith("DTENSOR_HOST 2.5: ")
+    compiled = estimate(job.replace(**{"performance.compile": "blocks"}))
+    assert lines_of(compiled, "launch")[1]["host rate"][0] == (
+        "host_kernel_s 65.00 us x COMPILED_HOST 0.47 = 30.55 us (compile blocks)"
+    )
+    graphs = lines_of(estimate(job.replace(**{"performance.cuda_graphs": True})), "launch")[1]["host rate"]
+    assert graphs[0].endswith("CUDA graphs launch everything")
+
+
+def test_the_answer_says_what_part_of_the_step_waits_for_the_host():
+    """Of 1 s, 0.6 s in launch gaps and 0.2 s in recomputation are 80 %; the report and --brief have the line once."""
+    job = Job.load(SMALL)
+    (line,) = host_bound({"launch": 0.6, "recompute": 0.2}, 1.0, job.software)
+    assert "during 80% of the step (60% as launch gaps, 20% as recomputation); " in line
+    found = estimate(job)
+    for brief in (False, True):
+        assert report(found, brief=brief).count("host-bound: ") == 1
+        assert "HOST" in report(found, brief=brief)
+    large = estimate(job.replace(**{"data.seqlen": 8192, "data.gbs": 16, "data.microbatch_sz": 2}))
+    assert large.time.parts_s["launch"] < 0.25 * large.step_s
+    assert "HOST" not in report(large)
 
 
 def test_gaps_of_experts_and_waits_for_the_host_have_their_lines():

@@ -190,3 +190,28 @@ def test_a_candidate_is_judged_as_its_estimate_and_timed_only_when_asked(softwar
     assert tried.peaks == whole.peaks
     assert "timing" not in vars(tried)
     assert tried.step_s == whole.step_s
+
+
+def test_experts_over_more_devices_together_with_recomputation_and_one_sequence():
+    """DeepSeek-V3 on 256 H100 under FSDP: no single change is enough, three together are."""
+    config = """
+    model: deepseek-v3
+    devices: 256
+    parallelism: {tp: 1, pp: 1, ep: 1, fsdp: {}}
+    performance: {software: torchtitan, activation_checkpointing_type: per-op}
+    data: {gbs: 2048, seqlen: 4096, microbatch_sz: 4}
+    hardware: {node_type: h100}
+    """
+    plan = Job.load(config)
+    fixes = cheapest(plan, 1.0, Candidate)
+    assert fixes
+    for fix in fixes:
+        said = settings_of(fix.set)
+        assert {line.partition("=")[0] for line in said} == {
+            "performance.activation_checkpointing_type",
+            "data.microbatch_sz",
+            "parallelism.ep",
+        }
+        assert estimate(Job.load(config, said)).memory.verdict == "fits"
+        for alone in said:
+            assert estimate(Job.load(config, [alone])).memory.verdict != "fits"

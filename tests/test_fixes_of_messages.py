@@ -51,6 +51,17 @@ def path(tmp_path):
         ),
         ("performance.activation_checkpointing_type=false", "write none", "performance.activation_checkpointing_type=none"),
         (
+            "performance.precision=float8",
+            "which fp8: fp8_tensorwise or fp8_rowwise (torchao), fp8_delayed, fp8_current or fp8_blockwise (TransformerEngine)",
+            "performance.precision=fp8_delayed",
+        ),
+        ("performance.loss_impl=chunked", "chunks of tokens are performance.loss_chunks, such as 8", None),
+        (
+            "performance.loss_impl=liger",
+            "write fused, and performance.loss_chunks for a head that takes part of the tokens at a time",
+            "performance.loss_impl=fused",
+        ),
+        (
             "performance.overlap=true",
             "give its keys: 3dtrn explain --key performance.overlap",
             "performance.overlap={dp: true}",

@@ -8,6 +8,7 @@ from steptime.answer.notes import notes
 from steptime.base.words import counted, flow
 from steptime.job.job import Job, facts
 from steptime.job.megatron_expert_rules import woven_in_one_stage
+from steptime.job.mesh import group, members_per_domain
 from steptime.job.pipeline_rules import group_taken
 from steptime.memory.overhead import (
     COMMUNICATOR_BYTES,
@@ -26,7 +27,7 @@ _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention
 
 def assumptions(job: Job) -> list[str]:
     """One line each, the most important first."""
-    kinds = (foremost, _profile, _unset, _fitted, _unproved, _machine, _cross_dc, _memory)
+    kinds = (foremost, _profile, _unset, _fitted, _unproved, _machine, _cross_dc, one_link, _memory)
     return [line for lines in kinds for line in lines(job)]
 
 
@@ -34,15 +35,20 @@ HOST_BOUND = 0.05
 """Share of the step above which waiting for the host is reported."""
 
 
-def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
-    """A line where waiting for the host takes a considerable part of the step."""
-    share = host_s / step_s
+def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> list[str]:
+    """A line where waiting for the host takes a considerable part of the step; `waits_s` by the part they are counted in."""
+    share = sum(waits_s.values()) / step_s
     if share < HOST_BOUND:
         return []
+    again = waits_s["recompute"] / step_s
+    where = f"{share - again:.0%} as launch gaps, {again:.0%} as recomputation" if again else "counted as launch gaps"
     eager = software.family in EAGER_TORCH and software.kernels.compile == "none"
     remedies = ", ".join(["larger micro-batches", *(["torch.compile"] if eager else [])])
     return [
-        f"host-bound: the device waits for kernel launches during {share:.0%} of the step; {remedies} or CUDA graphs shorten it"
+        (
+            f"host-bound: the device waits for kernel launches during {share:.0%} of the step ({where}); {remedies} or CUDA "
+            "graphs shorten it"
+        )
     ]
 
 
@@ -231,6 +237,28 @@ def _cross_dc(job: Job) -> list[str]:
             f"shared evenly by its {counted(devices, 'device')}; only data parallelism crosses it"
         )
     ]
+
+
+def one_link(job: Job) -> list[str]:
+    """Where a program's data-parallel collectives use one network link of a node, not those of all its ranks."""
+    ranks = linked_ranks(job)
+    if ranks <= 1:
+        return []
+    software = job.software
+    return [
+        (
+            f"one network link per node: between nodes, data-parallel collectives of {software.name} are priced at the rate of "
+            f"1 link, not of all {ranks:g} ranks of the group on a node ({software.sources.get('node_links', 'assumed')})"
+        )
+    ]
+
+
+def linked_ranks(job: Job) -> float:
+    """Ranks of a data-parallel group on a node that share one link to the others; 1 where each has its own (`cost.network`)."""
+    n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
+    ranks, on_node = group(job.parallelism, "shards", n_dcs=n_dcs), job.machine.tiers[0].size
+    members = float(members_per_domain(ranks, on_node))
+    return members if job.software.comm.node_links == "one" and float(ranks.ranks) > members else 1.0
 
 
 def _usual_figures(job: Job) -> list[str]:

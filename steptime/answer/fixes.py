@@ -1,4 +1,4 @@
-"""What to change when a job does not fit: single changes, tried one by one, the one with the fastest step first."""
+"""What to change when a job does not fit: single changes, tried one by one, then a few together; the fastest step first."""
 
 from __future__ import annotations
 
@@ -34,10 +34,13 @@ class Answer(Protocol):
 def cheapest(job: Job, step_s: float, estimate: Callable[[Job], Answer], *, tight: bool = False) -> list[Fix]:
     """The changes that make `job` fit with the least step time per token, at most `MOST`.
 
-    Every candidate is estimated whole, by `estimate`. Changes of the layout keep the number of devices and the batch. `tight`:
-    where none fits, those that leave it tight.
+    Every candidate is estimated whole, by `estimate`. Where no single change fits, several `together` are tried. Changes of
+    the layout keep the number of devices and the batch. `tight`: where none fits, those that leave it tight.
     """
     fixes = estimated(job, step_s, estimate, candidates(job))
+    if not fixes["fits"]:
+        more = estimated(job, step_s, estimate, together(job))
+        fixes = {verdict: found or more[verdict] for verdict, found in fixes.items()}
     told = fixes["fits"] or (fixes["tight"] if tight else [])
     return sorted(told, key=lambda fix: fix.step_s)[:MOST]
 
@@ -92,6 +95,24 @@ def sharded(job: Job) -> Iterator[Change]:
             {"performance.activation_checkpointing_type": "full"} if job.performance.recompute is None else {}
         )
         yield from (change, change | one, change | whole, change | one | whole)
+
+
+def together(job: Job) -> Iterator[Change]:
+    """Whole layers recomputed and one sequence, each where the plan does not have it; with experts, also over more devices."""
+    change: Change = {}
+    if job.recompute.granularity != "full" and job.performance.recompute is None:
+        change["performance.activation_checkpointing_type"] = "full"
+    if job.data.microbatch_sz > 1:
+        change["data.microbatch_sz"] = 1
+    if len(change) > 1:
+        yield change
+    p = job.parallelism
+    experts = job.model.moe.n_experts if job.model.moe else 1
+    for ep in range(p.ep + 1, experts + 1):
+        if experts % ep == 0 and ep % p.ep == 0 and (p.dp * p.cp * p.tp) % ep == 0:
+            yield {"parallelism.ep": ep}
+            if change:
+                yield change | {"parallelism.ep": ep}
 
 
 def recomputation(job: Job) -> Iterator[Change]:

@@ -219,6 +219,11 @@ class Facts(NamedTuple):
         return frozenset((self.recompute.modules if self.recompute else None) or ())
 
     @property
+    def op_policies(self) -> frozenset[str]:
+        """Those of them that decide on every op (`model.segments.PER_OP`)."""
+        return frozenset(name for name in self.modules if name.startswith("per_op"))
+
+    @property
     def recompute_counts(self) -> tuple[int, ...]:
         """recompute.n_layers as a tuple; empty where not set."""
         said = self.recompute.n_layers if self.recompute else None

@@ -73,7 +73,15 @@ FSDP_RULES = [
         "gradients that stay in a pipeline",
         "parallelism.fsdp.gradients_stay",
         "true is modeled without a pipeline (got pp {f.pp}); use false",
-        lambda f: (not f.gradients_stay) | (f.pp == 1),
+        lambda f: (not f.gradients_stay) | (f.pp == 1) | f.graphs,
+    ),
+    # torchtitan/trainer.py, _validate_cuda_graphs, refuses graphs with a pipeline
+    Rule(
+        "gradients that stay for CUDA graphs in a pipeline",
+        "parallelism.fsdp.gradients_stay",
+        "true, which CUDA graphs of forward and backward (performance.cuda_graphs) need, is modeled without a pipeline (got pp "
+        "{f.pp}), as torchtitan refuses one with them; set this and performance.cuda_graphs to false, or use pp 1",
+        lambda f: (not f.gradients_stay) | (f.pp == 1) | (not f.graphs),
     ),
     Rule(
         "shard_dim layout",

@@ -210,13 +210,14 @@ MODELED = [
     Rule(
         "recomputation with split backward",
         "performance.recompute",
-        "not modeled yet with zero_bubble, zbv and dualpipev (got {f.granularity}); remove it",
+        "not modeled yet with zero_bubble, zbv and dualpipev (got {f.granularity}); use "
+        "performance.activation_checkpointing_type none instead, or another schedule",
         lambda f: (not f.split_backward) | (f.granularity in {"", "none"}),
     ),
     Rule(
         "recomputation preset with split backward",
         "performance.activation_checkpointing_type",
-        "not modeled yet with zero_bubble, zbv and dualpipev (got {f.checkpoint_word!r}); remove it, or use none",
+        "not modeled yet with zero_bubble, zbv and dualpipev (got {f.checkpoint_word!r}); use none, or another schedule",
         lambda f: (not f.split_backward) | (f.checkpoint_word in {None, "none"}),
     ),
     Rule(

@@ -107,6 +107,20 @@ FIXES: dict[str, str] = {
     },
     "performance.activation_checkpointing_type=true": "; write full for whole layers (gradient checkpointing)",
     "performance.activation_checkpointing_type=false": "; write none",
+    **{
+        f"performance.precision={word}": "; which fp8: fp8_tensorwise or fp8_rowwise (torchao), fp8_delayed, fp8_current or "
+        "fp8_blockwise (TransformerEngine)"
+        for word in ("float8", "fp8_e4m3", "e4m3")
+    },
+    **{
+        f"performance.loss_impl={word}": "; chunks of tokens are performance.loss_chunks, such as 8"
+        for word in ("chunked", "chunk", "chunked_ce")
+    },
+    **{
+        f"performance.loss_impl={word}": "; write fused, and performance.loss_chunks for a head that takes part of the tokens "
+        "at a time"
+        for word in ("liger", "fused_linear", "cut")
+    },
     "performance.compile=true": "; write all",
     "performance.compile=false": "; write none",
     "": "; give its keys: 3dtrn explain --key {path}",

@@ -183,6 +183,14 @@ PERFORMANCE_RULES = [
         "have an effect only with granularity selective (got granularity full); remove them, or use selective",
         lambda f: not (f.granularity == "full" and f.modules),
     ),
+    # model/segments.py, segments_of: what a policy by op keeps decides about every other module
+    Rule(
+        "modules with a policy by op",
+        "performance.recompute.modules",
+        "per_op, per_op_all and per_op_resend decide on every op, so they go with core_attn only (got {f.module_words}); keep "
+        "one of the three alone, or remove it",
+        lambda f: not f.op_policies or (len(f.op_policies) == 1 and f.modules <= f.op_policies | {"core_attn"}),
+    ),
     Rule(
         "recompute counts",
         "performance.recompute.n_layers",

@@ -9,7 +9,7 @@ from steptime.answer.result import Estimate
 from steptime.base.words import counted, flow
 from steptime.job.stated import stated
 from steptime.report.breakdown import MEMORY_ROWS, RECEIVE_BUFFERS, memory_bytes, part_name
-from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
+from steptime.report.format import COUNT, GIB, SI, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Fact, FactList, ReportSection, Table
 from steptime.validation.setting_costs import leaves
@@ -129,7 +129,17 @@ def _answer(some: Sequence[Estimate], header: list[str], *, pair: bool) -> Table
     for label, value_of, show in FIGURES:
         values = [value_of(e) for e in some]
         rows.append([label, *map(show, values), *([change(*values)] if pair else [])])
-    return Table("answer", header, rows)
+    return Table("answer", header, rows, _peaks(some, header))
+
+
+def _peaks(some: Sequence[Estimate], header: list[str]) -> list[str]:
+    """The peak that each plan's MFU is a share of, where they differ."""
+    rates = [e.throughput for e in some]
+    peaks = [f"{quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype}" for rate in rates]
+    if len(set(peaks)) == 1:
+        return []
+    each = ", ".join(f"{name} {peak}" for name, peak in zip(header[1:], peaks, strict=False))
+    return [f"MFU and HFU are shares of each plan's own dense peak, which differ: {each}"]
 
 
 def _parts(some: Sequence[Estimate], header: list[str], *, pair: bool) -> Table:

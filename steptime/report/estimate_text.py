@@ -64,7 +64,7 @@ def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) 
     if brief:
         lines = wrapped(f"assumed  {foremost(estimate.job)[0]}; {len(texts) - 1} more: --assumed", WIDTH, "         ")
         return [style.fold(unstyled(line)) for line in lines]
-    above = _above(estimate)
+    above = [*_above(estimate), *headline.host(estimate)]
     shown = [text for text in (*estimate.host_bound, *foremost(estimate.job)) if text not in above]
     left = len(texts) - len(shown) - len([text for text in texts if text in above])
     return assumptions([*shown, f"{left} more: --assumed"] if left else shown, style)

@@ -23,8 +23,10 @@ from steptime.report.explain_rates import (
     collective_facts,
     exchange_facts,
     gemm_constants,
+    links,
     network_constants,
     overlap_fact,
+    phases,
     priced,
     waves,
 )
@@ -176,8 +178,9 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
     facts = [
         Fact("group", [f"{counted(row.ranks, 'rank')} along {row.axis}, over {row.tier}"]),
         Fact("tensor", [f"{quantity(row.bytes, BINARY)} in full"]),
-        *(collective_facts(row, call) if call else _figures(row, exchange_facts(row, estimate))),
+        *(collective_facts(row, call) if call else phases(row, exchange_facts(row, estimate))),
         Fact("", [f"{quantity(rate, SI, 'B/s')} of the whole tensor{_ring(row)}"]),
+        *(Fact("links", [line]) for line in links(row, estimate)),
         Fact("call", [f"latency + wire + ramp = {seconds(row.time_s)}"]),
         Fact("per step", [f"{_times(row.count_per_step)} = {seconds(total)}"]),
         overlap_fact(row, call),
@@ -185,17 +188,6 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
     if row.exposed_s:
         facts.append(Fact("share", [_of_step(row.exposed_s, estimate)]))
     return FactList(f"{row.name} ({row.kind.replace('_', '-')})", facts)
-
-
-def _figures(row: CollectiveRow, exchange: list[Fact]) -> list[Fact]:
-    """Latency, wire and ramp of a call that is priced in several phases, or by the distribution of tokens (`exchange`)."""
-    ramp = seconds(row.time_s - row.latency_s - row.bandwidth_s)
-    return [
-        *exchange,
-        Fact("latency", [f"{'EXCHANGE_S ' if exchange else ''}{seconds(row.latency_s)}"]),
-        Fact("wire", [seconds(row.bandwidth_s)]),
-        Fact("ramp", [f"{ramp}: transition between small and large messages"]),
-    ]
 
 
 def _ring(row: CollectiveRow) -> str:

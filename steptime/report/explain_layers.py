@@ -7,13 +7,14 @@ from typing import NamedTuple
 from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, layer_counts
 from steptime.base.words import counted
-from steptime.cost.host import launch_host_s
+from steptime.cost.host import COMPILED_HOST, DTENSOR_HOST, launch_host_s
 from steptime.cost.part_seconds import Work
 from steptime.job.parts import Part
 from steptime.model.ops import Comm, Gemm, Op
 from steptime.model.routing import Rows
 from steptime.model.segments import find_segments, replayed, rerun
 from steptime.report.breakdown import part_title
+from steptime.report.constants import constant, setting_source
 from steptime.report.format import percent, seconds, whole
 from steptime.report.kernel_table import op_times
 from steptime.report.table import Fact, FactList
@@ -37,10 +38,12 @@ def launch(estimate: Estimate) -> FactList:
     """
     software, parts = estimate.job.software, estimate.timing.parts.of
     gaps, waits, factors = [], [], dict.fromkeys(_of_all(estimate))
+    sums_s = {"gaps": 0.0, "waits for the host": 0.0}
     for part, count in _counts(estimate).items():
         times = _times(part, count, estimate)
         works = {"forward": parts[part].forward, "backward": parts[part].backward}
         gap_s = sum(float(work.launch_s - work.host_s) for work in works.values())
+        sums_s["gaps"] += gap_s * count * estimate.job.microbatches
         if gap_s:
             own = [*_of_all(estimate), *_of_part(part, estimate)]
             factors |= dict.fromkeys(own)
@@ -50,6 +53,7 @@ def launch(estimate: Estimate) -> FactList:
                 f"{_of_step(gap_s, count, estimate)}"
             )
         for way, work in works.items():
+            sums_s["waits for the host"] += float(work.host_s) * count * estimate.job.microbatches
             if work.host_s:
                 waits.append(
                     f"{_prefix(part, estimate)}{way} {_wait(work, estimate)} = {seconds(float(work.host_s))} x {times} = "
@@ -62,8 +66,34 @@ def launch(estimate: Estimate) -> FactList:
         Fact("source", [f"{software.name}: {software.sources.get('layer_gap_s', 'assumed')}"]),
         Fact("factors", [f"{one.name} {one.value:.5g}: {one.meaning}" for one in factors]),
         Fact("host", [f"{each}, {when} the seconds of a layer's kernels", *waits]),
+        Fact("host rate", host_rate(estimate)),
+        Fact("sum", [f"{_added(sums_s)} = {seconds(sum(sums_s.values()))}"]),
     ]
     return FactList(part_title(estimate, "launch"), facts)
+
+
+def _added(sums_s: dict[str, float]) -> str:
+    """The terms of a sum, without those that are zero."""
+    return " + ".join(f"{seconds(value)} {name}" for name, value in sums_s.items() if value) or "0 s"
+
+
+def host_rate(estimate: Estimate) -> list[str]:
+    """The host's seconds of one launch as those of its profile times a factor, each with its source."""
+    job, software = estimate.job, estimate.job.software
+    usual, each = software.timing.host_kernel_s, float(launch_host_s(software, job.parallelism.tp))
+    source = setting_source(job, "host_kernel_s")
+    if not each or each == usual:
+        graphs = "; CUDA graphs launch everything" if not each and usual else ""
+        return [f"host_kernel_s {seconds(usual)} ({source}){graphs}"]
+    compiled = software.kernels.compile != "none"
+    name, value = ("COMPILED_HOST", COMPILED_HOST) if compiled else ("DTENSOR_HOST", DTENSOR_HOST)
+    why = (
+        f"compile {software.kernels.compile}"
+        if compiled
+        else f"eager launches on DTensors, as tp is {job.parallelism.tp:g}"
+    )
+    product = f"host_kernel_s {seconds(usual)} x {name} {value:g} = {seconds(each)}"
+    return [f"{product} ({why})", f"host_kernel_s: {source}", f"{name} {constant(f'cost.host.{name}').said}"]
 
 
 def _of_all(estimate: Estimate) -> list[_Factor]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import NamedTuple
 
+from steptime.answer.assumptions import one_link
 from steptime.answer.result import Estimate
 from steptime.base.rows import CollectiveRow, GemmRow
 from steptime.base.words import counted
@@ -248,3 +249,20 @@ def overlap_fact(row: CollectiveRow, call: Call | None) -> Fact:
             f"{bare} + {name} {slowed:g} x {seconds(hidden)} covered (slowdown of that compute; {ranks} of the group in a node)"
         ],
     )
+
+
+def links(row: CollectiveRow, estimate: Estimate) -> list[str]:
+    """The links of a node that a data-parallel call between nodes uses, where it is one of several."""
+    between = row.tier != estimate.job.machine.tiers[0].name
+    return one_link(estimate.job) if row.axis == "dp" and between else []
+
+
+def phases(row: CollectiveRow, exchange: list[Fact]) -> list[Fact]:
+    """Latency, wire and ramp of a call that is priced in several phases, or by the distribution of tokens (`exchange`)."""
+    ramp = seconds(row.time_s - row.latency_s - row.bandwidth_s)
+    return [
+        *exchange,
+        Fact("latency", [f"{'EXCHANGE_S ' if exchange else ''}{seconds(row.latency_s)}"]),
+        Fact("wire", [seconds(row.bandwidth_s)]),
+        Fact("ramp", [f"{ramp}: transition between small and large messages"]),
+    ]

@@ -20,6 +20,7 @@ _PAGES = {
     **dict.fromkeys(_MEMORY, "memory"),
     **dict.fromkeys(("sum", "TIME", "hidden", "exposed", "step time breakdown"), "step"),
     "WORK": "mfu",
+    "HOST": "launch",
     **dict.fromkeys(("RUN", "the whole run", *(label.strip() for label, _ in RUN.values() if label)), "run"),
     **dict.fromkeys(("schedule", "in flight", "layers", "pipeline"), "bubble"),
     **dict.fromkeys(("forward", "dgrad", "wgrad"), "gemm"),

@@ -78,6 +78,7 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
         Fact(word, [_room(estimate)], tone),
         Fact("STEP", ["   ".join(step), *interval(estimate, brief=brief)]),
         Fact("MFU", mfu[:1] if brief else mfu),
+        *(Fact("HOST", [line]) for line in host(estimate)),
     ]
     rest = (
         [Fact("TIME", [_widest(estimate)]), Fact("MEMORY", [_held(estimate)])]
@@ -85,6 +86,16 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
         else [Fact("WORK", _work(estimate))]
     )
     return FactList("", [*facts, *_whole_run(estimate), *rest])
+
+
+HOST_SHARE = 0.25
+"""Share of launch gaps in the step above which the answer says what waits for the host."""
+
+
+def host(estimate: Estimate) -> list[str]:
+    """That the device waits for its host, where launch gaps take much of the step."""
+    time = estimate.time
+    return estimate.host_bound if time.parts_s.get("launch", 0.0) > HOST_SHARE * time.step_s else []
 
 
 def _widest(estimate: Estimate) -> str:
@@ -194,6 +205,13 @@ def _thin(estimate: Estimate) -> str:
     return f", a thin margin: up to 1 run in 10 needs more than {gib(memory.most_bytes)} GiB"
 
 
+NOTHING_FITS = (
+    "tried: recomputation, micro-batch, ZeRO, tp, pp, cp, ep, some of them together; 3dtrn search PLAN tries every layout",
+    "else use more devices, or devices with more memory",
+)
+"""What to do where no change fits."""
+
+
 def fixes(estimate: Estimate) -> Table | None:
     """The changes with the least step time that make a job fit; None where it fits already."""
     if estimate.memory.fits:
@@ -204,13 +222,13 @@ def fixes(estimate: Estimate) -> Table | None:
         rows.append([f"    {fix_cost(fix)}"])
     if not rows and estimate.memory.verdict == "tight":
         return None
-    heading = "no change found that makes it fit: use more devices, or devices with more memory"
+    heading = "no change found that makes it fit"
     if rows:
         fits = estimate.fixes[0].verdict == "fits"
         heading = (
             f"{'to make it fit' if fits else 'no change found that makes it fit; to make it TIGHT'}, fastest first"
         )
-    notes = ["devices and batch stay; 3dtrn search PLAN ranks every layout"] if rows else []
+    notes = ["devices and batch stay; 3dtrn search PLAN ranks every layout"] if rows else NOTHING_FITS
     return Table(heading, [], rows, notes)
 
 

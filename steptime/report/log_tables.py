@@ -59,7 +59,22 @@ def answer(compared: Compared) -> Table:
     rows += _peak_rows(compared)
     where = "inside" if low <= step <= high else "outside"
     told = ["error = predicted / measured - 1", f"the measured step is {where} the predicted 80 % interval"]
-    return Table("measured and predicted", ["", "measured", "predicted", "error"], rows, [*told, *convention(compared)])
+    told = [*other_devices(compared), *told, *convention(compared)]
+    return Table("measured and predicted", ["", "measured", "predicted", "error"], rows, told)
+
+
+def other_devices(compared: Compared) -> list[str]:
+    """That the plan is for another number of devices than the log says the job ran on."""
+    log, ours = compared.run.log, compared.estimate.devices
+    said = log.devices or int((log.arguments or {}).get("world_size", "0"))
+    if said in {0, ours}:
+        return []
+    return [
+        (
+            f"the plan has {ours:,} devices, the log's job ran on {said:,}: these are two jobs, and the errors say nothing of "
+            f"either; give the log's with --set devices={said}, and its batch with --set data.gbs=N"
+        )
+    ]
 
 
 def _row(name: str, of_log: float, of_plan: float, show: Any) -> list[str]:
@@ -205,7 +220,7 @@ def to_dict(compared: Compared) -> dict[str, Any]:
         "config": config(ours),
         "assumptions": list(ours.assumptions),
         "flags": [flag._asdict() for flag in run.reading.flags],
-        "notes": list(run.notes),
+        "notes": [*other_devices(compared), *run.notes],
         "measured": {**run.steady._asdict(), **_rates(compared, step_s, tokens)},
         "predicted": {
             "step_s": ours.step_s,

@@ -35,14 +35,14 @@ def step_parts(timing: StepTime) -> Time:
     )
 
 
-def host_seconds(timing: StepTime) -> float:
-    """Seconds that the busiest stage waits for its host, which are part of the launch gaps."""
-    total = 0.0
+def host_seconds(timing: StepTime) -> dict[str, float]:
+    """Seconds that the busiest stage waits for its host, by the part of the step that they are counted in."""
+    found = {"launch": 0.0, "recompute": 0.0}
     for chunk in timing.assembly.stages[timing.busiest]:
         for times, part in timing.parts.works(chunk):
-            total += times * sum(float(work.host_s) for work in timing.parts.of[part][:2])
-        total += sum(times * float(work.host_s) for times, _, work in timing.parts.replays(chunk))
-    return total * timing.job.microbatches
+            found["launch"] += times * sum(float(work.host_s) for work in timing.parts.of[part][:2])
+        found["recompute"] += sum(times * float(work.host_s) for times, _, work in timing.parts.replays(chunk))
+    return {part: each * timing.job.microbatches for part, each in found.items()}
 
 
 def add_after(timing: StepTime, parts: Seconds, hidden: Seconds) -> None:

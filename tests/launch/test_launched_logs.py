@@ -66,6 +66,8 @@ def test_a_word_that_is_no_world_is_no_command():
     ("line", "size"),
     [
         ("[titan] 2025-10-28 - root - INFO - Building 2-D device mesh with ['pp', 'dp_shard'], [4, 2]", 8),
+        # pytorch/torchtitan torchtitan/distributed/parallel_dims.py, build_mesh: ep is made of the others, 2 x 4 x 2 x 8 = 128
+        ("Building device mesh with parallelism: pp=2, dp_replicate=1, dp_shard=4, cp=2, tp=8, ep=4, etp=1", 128),
         ("[launch.py:164:main] dist_world_size=16", 16),
         (
             "using world size: 32, data-parallel-size: 4, tensor-model-parallel size: 2, pipeline-model-parallel size: 4",

@@ -303,6 +303,22 @@ def test_a_torchtitan_log(capsys):
     assert {row["stage"] for row in found["memory"]} == {0}
 
 
+def test_a_plan_of_other_devices_than_the_logs_is_told(capsys, tmp_path):
+    """The log's mesh is dp_shard 8: a plan of 16 devices is another job, one of 8 is not."""
+    log = str(LOGS / "torchtitan-llama3-8b.log")
+    for devices, told in ((16, 1), (8, 0)):
+        path = tmp_path / f"{devices}.yaml"
+        path.write_text(
+            f"model: llama3-8b\ndevices: {devices}\nhardware: dgx-h100\nparallelism: {{tp: 1, pp: 1, fsdp: {{}}}}\n"
+            f"performance: {{software: torchtitan}}\ndata: {{gbs: {devices}, seqlen: 8192, microbatch_sz: 1}}\n"
+        )
+        found = document(capsys, "--log", log, "--plan", str(path))
+        words = "the plan has 16 devices, the log's job ran on 8: these are two jobs"
+        assert sum(note.startswith(words) for note in found["notes"]) == told
+        assert cli.main(["validate", "--log", log, "--plan", str(path)]) == 0
+        assert capsys.readouterr().out.count("the plan has 16 devices") == told
+
+
 def test_a_megatron_bridge_log(capsys):
     """It logs one iteration, of 4.6478 s, as Megatron-LM does, and prints a config of its own; the TFLOP/s of that release were
     wrong by orders of magnitude."""

@@ -115,6 +115,7 @@ _PAUSES = (
 )
 _WORLD = (  # the first: torchtitan, distributed/parallel_dims.py
     re.compile(r"Building \d-D device mesh with \[[^]]{0,120}\], \[(\d{1,7}(?:, \d{1,7}){0,7})\]"),
+    re.compile(r"mesh with parallelism: ((?:\w{2,12}=\d{1,9}, ){4}tp=\d{1,9})"),  # the same since pull request 1660
     re.compile(r"\bdist_world_size=(\d{1,9})\b"),  # deepspeedai/DeepSpeed deepspeed/launcher/launch.py
     re.compile(r"\busing world size: (\d{1,9}),"),  # Megatron-LM megatron/arguments.py
 )
@@ -232,7 +233,7 @@ def _vocabulary(text: str) -> Iterator[Vocabulary]:
 
 def _world(text: str) -> Iterator[WorldSize]:
     """Of a mesh the product of its degrees."""
-    sizes = (prod(map(int, found[1].split(","))) for pattern in _WORLD if (found := pattern.search(text)))
+    sizes = (prod(map(int, re.findall(r"\d+", found[1]))) for pattern in _WORLD if (found := pattern.search(text)))
     yield from (WorldSize(size) for size in sizes if size)
 
 
@@ -258,7 +259,7 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),
     ((b"parameters on (tensor",), _counts),
     ((b"padded vocab",), _vocabulary),
-    ((b"-D device mesh with", b"dist_world_size=", b"using world size: "), _world),
+    ((b"device mesh with", b"dist_world_size=", b"using world size: "), _world),
     ((b"NVIDIA ", b"GiB memory"), _devices),
 )
 """Words of which every parsed line contains one; lines without any are not even decoded."""
