@@ -194,7 +194,8 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
 
     torch 2.13 torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention. A call is issued
     before a block and waited for after it; the last of the gradients' cp exchanges overlaps nothing. Partial outputs are merged
-    step by step in fp32 by eager kernels (_SDPAMerger), gradients added in fp32.
+    step by step in fp32 by eager kernels (_SDPAMerger), gradients added in fp32. Inductor fuses the merges of up to four blocks
+    into one kernel (of eight into three), and packs gradients where it adds them.
     """
     cp, size = local.shard.cp, local.shard.itemsize
     out, lse = local.out, local.lse
@@ -205,6 +206,8 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
     cast, add = size + FP32, 3.0 * FP32
     # every block's output up, the merged one down; a difference, a product and a sum for each block after the first
     merge_outputs = out.elements * (cast * (cp + 1.0) + 3.0 * add * (cp - 1.0))
+    if compiled := local.shard.software.kernels.compile != "none":
+        merge_outputs = out.elements * size * (cp + 1.0)  # every block's output read, the merged one written
     put_in_order = 2.0 * local.kv_bytes
     # all gradients zeroed in fp32, each block's cast up and added, the sum cast down
     add_gradients = (local.q + local.kv) * (FP32 + (cast + FP32) * cp + cast)
@@ -216,7 +219,7 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
         calls=cp,
         merge_forward_bytes=merge_outputs + put_in_order,
         merge_backward_bytes=add_gradients + pack_for_exchange,
-        merge_kernels=8.0 * cp,
+        merge_kernels=(2.0 if compiled else 8.0) * cp,
         # keys and values received; in fp32 the merged output, a block's, their difference, its share
         forward_temp_bytes=blocks_held + 4.0 * out_fp32 + 2.0 * lse.bytes,
         backward_temp_bytes=blocks_held + q_fp32 + key_gradient_bytes(local, hands_on=hands_on),

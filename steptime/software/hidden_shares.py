@@ -31,3 +31,13 @@ class Overlap(Config):
     def __hash__(self) -> int:
         """Of its shares."""
         return hash(tuple(self))
+
+
+def waits_at_once(cp_impl: str, compiled: str) -> dict[str, Share | None]:
+    """The default that torch's ring of context parallelism has in a compiled graph: none of its exchanges is hidden.
+
+    A functional collective that is traced is waited for where it is issued (torch/distributed/_functional_collectives.py,
+    _maybe_wrap_tensor), so in the graph the wait precedes the block that an eager ring computes meanwhile. In training
+    inductor moves neither by default (torch/_inductor/config.py, reorder_for_compute_comm_overlap, enable_overlap_scheduling).
+    """
+    return {"cp": False} if cp_impl == "torch" and compiled != "none" else {}

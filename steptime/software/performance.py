@@ -14,7 +14,7 @@ from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.cpu_offload import CpuOffload
 from steptime.software.device_kernels import kernels_on
-from steptime.software.hidden_shares import Overlap, Share
+from steptime.software.hidden_shares import Overlap, Share, waits_at_once
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping
 from steptime.software.settings import (
@@ -274,14 +274,14 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     """The profile that `performance` names (else `default`), overridden by the plan's switches, with "compute" made a dtype.
 
     A profile's overlap of pipeline sends holds for interleaved schedules only (Megatron-LM, megatron/training/arguments.py,
-    validate_args: overlap_p2p_comm is off otherwise).
+    validate_args: overlap_p2p_comm is off otherwise), that of torch's ring outside compiled graphs (`waits_at_once`).
 
     Raises:
         ConfigError: the profile is unknown.
     """
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
-    said = COMPILED[said.get("compile", profile.kernels.compile)] | said
+    said = COMPILED[compiled := said.get("compile", profile.kernels.compile)] | said
     if said.get("precision") in {"mxfp8", "nvfp4"} and profile.family == "fsdp2":
         said["precision"] = f"{said['precision']}_torchao"
     precision = said.get("precision", profile.precision)
@@ -290,7 +290,7 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
             said[key] = "bf16" if precision in RECIPES else precision
     if said.get("param_dtype", profile.states.param_dtype) == "fp32":
         said.setdefault("master_dtype", "none")  # fp32 parameters are their own master
-    shares: dict[str, Share | None] = {} if interleaved else {"pp": False}
+    shares = waits_at_once(profile.kernels.cp_impl, compiled) | ({} if interleaved else {"pp": False})
     shares |= {axis: share for axis, share in performance.overlap or () if share is not None}
     said |= {"overlap": profile.overlap.model_copy(update=shares)} if shares else {}
     moe = performance.moe

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from live_bytes import LiveBytes
 from torch.distributed.tensor.experimental._context_parallel import _attention as cp_attention
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from steptime.answer.result import estimate
@@ -131,3 +132,24 @@ def test_what_lives_for_the_moment(cp, how, kind):
     assert forward == inputs + outputs + op.forward_temp_bytes
     early = wide / 2 + narrow / 2 if (cp, how) == (2, "all_gather") else 0  # with two ranks the second step is the last
     assert backward == inputs + outputs + narrow + inputs + op.backward_temp_bytes - early
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_a_traced_ring_waits_before_its_block(how, monkeypatch):
+    """In the graph that torch.compile gets, each wait directly follows its collective; the first block comes after both."""
+    monkeypatch.setattr(cp_attention._cp_options, "rotate_method", METHODS[how])
+    q = torch.zeros(BATCH, HEADS, SEQLEN // 4, HEAD, dtype=torch.bfloat16)
+
+    def block(q, k, v, *, is_causal):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
+
+    with last_of(4) as ranks:
+        graph = make_fx(lambda q: cp_attention._templated_ring_attention(ranks, 2, block, q, q, q, is_causal=True)[0])(
+            q
+        )
+    names = [getattr(node.target, "__name__", "") for node in graph.graph.nodes]
+    sent = [at for at, name in enumerate(names) if name.startswith(("all_gather", "all_to_all"))]
+    blocks = [at for at, name in enumerate(names) if name.startswith("_scaled_dot_product")]
+    assert (len(sent), len(blocks)) == ({"all_gather": 1, "p2p": 3}[how], 4)
+    assert all(names[at + 1].startswith("wait_tensor") for at in sent)
+    assert all(at + 1 < block for at, block in zip(sent, blocks, strict=False))
