@@ -215,8 +215,8 @@ def test_time_of_an_nvfp4_cast_on_gb200():
 def test_selective_checkpointing_keeps_no_product_of_nvfp4():
     """No policy by op names aten._scaled_mm_v2: a layer keeps its input and attention's output, 2 T h, and 4 T for each head.
 
-    The peak is at the reduction after the loss's last chunk. Beside 32 layers there are token ids and labels, 8 T each, and of the
-    final norm its input and output, 2 T h each, and 4 T.
+    The peak is at the reduction after the loss's last chunk. Beside 32 layers there are token ids and labels, 8 T each, and of
+    the final norm its input and output, 2 T h each, and 4 T.
     """
     low = nvfp4(activation_checkpointing_type="per-op")
     plain = nvfp4(precision="bf16", activation_checkpointing_type="per-op")

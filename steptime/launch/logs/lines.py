@@ -107,8 +107,9 @@ _VOCABULARY = re.compile(r"padded vocab \(size: (\d{1,15})\) with \d+ dummy toke
 """Megatron-LM megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding: printed after the arguments, which lack it."""
 _PAUSES = (
     re.compile(r"validation loss at iteration\s+(\d{1,15})"),  # Megatron-LM, evaluate_and_print_results
-    re.compile(r"saving checkpoint (?:at|from) iteration\s+(\d{1,15})"),  # Megatron-LM, save_checkpoint
-    re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d{1,15})"),
+    re.compile(
+        r"(?:saving|successfully saved) checkpoint (?:at|from) iteration\s+(\d{1,15})"
+    ),  # Megatron-LM, save_checkpoint
     re.compile(r"Global Checkpoint Save\b.*?\bIteration\s*:\s*(\d{1,15})"),  # NeMo, megatron_strategy
     re.compile(r"validate step:\s*(\d{1,15})"),  # torchtitan, MetricsProcessor.log_validation
     re.compile(r"Saving the checkpoint()|Validation epoch \d+()"),  # torchtitan, components/checkpoint.py; NeMo 2
