@@ -106,10 +106,8 @@ _COUNT = re.compile(
 _VOCABULARY = re.compile(r"padded vocab \(size: (\d{1,15})\) with \d+ dummy tokens(?: \(new size: (\d{1,15})\))?")
 """Megatron-LM megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding: printed after the arguments, which lack it."""
 _PAUSES = (
-    re.compile(r"validation loss at iteration\s+(\d{1,15})"),  # Megatron-LM, evaluate_and_print_results
-    re.compile(
-        r"(?:saving|successfully saved) checkpoint (?:at|from) iteration\s+(\d{1,15})"
-    ),  # Megatron-LM, save_checkpoint
+    re.compile(r"validation loss at iteration\s+(\d{1,15})"),  # Megatron-LM, evaluate_and_print_results; then
+    re.compile(r"(?:saving|successfully saved) checkpoint (?:at|from) iteration\s+(\d{1,15})"),  # save_checkpoint
     re.compile(r"Global Checkpoint Save\b.*?\bIteration\s*:\s*(\d{1,15})"),  # NeMo, megatron_strategy
     re.compile(r"validate step:\s*(\d{1,15})"),  # torchtitan, MetricsProcessor.log_validation
     re.compile(r"Saving the checkpoint()|Validation epoch \d+()"),  # torchtitan, components/checkpoint.py; NeMo 2
