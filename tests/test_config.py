@@ -84,6 +84,7 @@ def test_the_plan_itself_is_sound():
         ("data.seqlen=2e9", "data.seqlen: must be at most 100,000,000 (got 2000000000); lower it"),
         ("data.gbs=1e15", "data.gbs: must be at most 100,000,000 (got 1000000000000000); lower it"),
         ("run.tokens=0", "run.tokens: must be greater than 0 (got 0)"),
+        ("performance.moe.deepep_sms=7", "performance.moe.deepep_sms: must be a multiple of 2 (got 7)"),
         (
             "cross_dc={n_dcs: 1, interconnect_bandwidth_gbps: 10, interconnect_latency_s: 5 ms}",
             "cross_dc.n_dcs: must be at least 2 (got 1)",

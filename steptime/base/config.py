@@ -174,6 +174,7 @@ _BOUNDS = {
     "greater_than": ("gt", "must be greater than"),
     "less_than_equal": ("le", "must be at most"),
     "less_than": ("lt", "must be less than"),
+    "multiple_of": ("multiple_of", "must be a multiple of"),
 }
 
 
@@ -284,8 +285,7 @@ def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
 def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]]]:
     """The dotted path of a pydantic location (names of union arms left out), and the classes that own its last key."""
     owners: list[type[BaseModel]] = [cls]
-    path = ""
-    last_owners = owners
+    path, last_owners = "", owners
     for item in loc:
         fields = [owner.model_fields[str(item)] for owner in owners if item in owner.model_fields]
         inside = isinstance(data, dict) and item in data
