@@ -97,7 +97,7 @@ def test_the_answer_says_what_part_of_the_step_waits_for_the_host():
     """Of 1 s, 0.6 s in launch gaps and 0.2 s in recomputation are 80 %; the report and --brief have the line once."""
     job = Job.load(SMALL)
     (line,) = host_bound({"launch": 0.6, "recompute": 0.2}, 1.0, job.software)
-    assert "during 80% of the step (60% as launch gaps, 20% as recomputation); " in line
+    assert "during 80 % of the step (60 % as launch gaps, 20 % as recomputation); " in line
     found = estimate(job)
     for brief in (False, True):
         assert report(found, brief=brief).count("host-bound: ") == 1

@@ -41,15 +41,15 @@ def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> 
     if share < HOST_BOUND:
         return []
     again = waits_s["recompute"] / step_s
-    where = f"{share - again:.0%} as launch gaps, {again:.0%} as recomputation" if again else "counted as launch gaps"
+    where = (
+        f"{100 * (share - again):.0f} % as launch gaps, {100 * again:.0f} % as recomputation"
+        if again
+        else "counted as launch gaps"
+    )
     eager = software.family in EAGER_TORCH and software.kernels.compile == "none"
     remedies = ", ".join(["larger micro-batches", *(["torch.compile"] if eager else [])])
-    return [
-        (
-            f"host-bound: the device waits for kernel launches during {share:.0%} of the step ({where}); {remedies} or CUDA "
-            "graphs shorten it"
-        )
-    ]
+    waits = f"the device waits for kernel launches during {100 * share:.0f} % of the step ({where})"
+    return [f"host-bound: {waits}; {remedies} or CUDA graphs shorten it"]
 
 
 def foremost(job: Job) -> list[str]:
