@@ -91,6 +91,15 @@ def test_a_schedule_that_torch_refuses_with_the_default_of_one_micro_batch():
     assert batch(tokens(8 * 8192), interleaved) == (128, 8192, 8)
 
 
+def test_batches_in_sequences_are_held_to_the_same():
+    """A local batch of 3 in micro-batches of 1 is 3 for 4 stages; of 4 in micro-batches of 2 it is 2."""
+    few = "training.local_batch_size: schedule 1F1B needs a micro-batch for each of its 4 stages"
+    assert problem("local_batch_size=3, seq_len=8192", PIPELINE) == f"{few} (got 3)"
+    halves = f"{PIPELINE}, pipeline_parallel_microbatch_size=2"
+    assert problem("local_batch_size=4, seq_len=8192", halves) == f"{few} (got 2)"
+    assert batch("local_batch_size=4, seq_len=8192", PIPELINE) == (64, 8192, 1)
+
+
 def test_a_context_longer_than_the_micro_batch():
     """No document in a micro-batch of 4,096 tokens is longer than that."""
     assert batch(tokens(4096)) == (64, 4096, 1)

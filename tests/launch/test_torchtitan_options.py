@@ -181,7 +181,7 @@ REGISTRY = """
 def deepseek_v3_16b() -> Trainer.Config:
     return Trainer.Config(
         model_spec=model_registry("16B", attn_backend="flex"{backend}),
-        training=TrainingConfig(local_batch_size=1, seq_len=4096, steps=10{disable}),
+        training=TrainingConfig(local_batch_size=2, seq_len=4096, steps=10{disable}),
         parallelism=ParallelismConfig(expert_parallel_degree={ep}, pipeline_parallel_degree={pp}),
         activation_checkpoint=None,
     )

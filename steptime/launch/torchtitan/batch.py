@@ -66,6 +66,8 @@ def _of_sequences(keys: JobKeys, dp: int, pp: int) -> Batch:
         micro = local // parts if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
         if micro < 1 or local % micro:
             keys.fail(LOCAL, f"must be a multiple of the micro-batch {micro} (got {local})")
+        else:
+            _enough(keys, f"{_P}pipeline_parallel_microbatches" if parts else LOCAL, local // micro, pp)
     gbs = at_once if gbs < 1 else gbs
     if gbs % at_once and "parallelism.dp" not in keys.left_open:
         parts_of = f"local_batch_size * data-parallel ranks = {local} * {dp}"
@@ -89,12 +91,17 @@ def _of_tokens(keys: JobKeys, dp: int, pp: int) -> Batch:
         name = TOKENS.partition(".")[2]
         parts_of = f"{name} * micro-batches in the pipeline * data-parallel ranks = {tokens} * {passes} * {dp}"
         keys.fail(STEP_TOKENS, f"must be a multiple of {parts_of} = {at_once} (got {step})")
-    schedule = (keys.meaning(SCHEDULE) or ("", 0))[0]
-    stages = _STAGE_EACH.get(schedule, 0) * pp
-    if pp > 1 and valid and valid < stages:
-        kind = keys.get(SCHEDULE)
-        keys.fail(PASSES, f"schedule {kind} needs a micro-batch for each of its {stages} stages (got {passes})")
+    if pp > 1 and valid:
+        _enough(keys, PASSES, valid, pp)
     return Batch(max(step // length, 1), length, micro, micro * passes * dp, STEP_TOKENS)
+
+
+def _enough(keys: JobKeys, key: str, n_microbatches: int, pp: int) -> None:
+    """Refuse fewer micro-batches at a time than the stages of a schedule that torch stops at."""
+    stages = _STAGE_EACH.get((keys.meaning(SCHEDULE) or ("", 0))[0], 0) * pp
+    if n_microbatches < stages:
+        kind = keys.get(SCHEDULE)
+        keys.fail(key, f"schedule {kind} needs a micro-batch for each of its {stages} stages (got {n_microbatches})")
 
 
 def _length(keys: JobKeys, tokens: int) -> int:
