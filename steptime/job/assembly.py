@@ -126,17 +126,18 @@ class Assembly:
     @cached_property
     def _shared(self) -> dict[Any, Any]:
         job = self.job
-        return SHARED.of((self.layout, job.parallelism, job.performance, job.single_microbatch), dict)
+        on = self.layout, job.parallelism, job.performance, job.machine, job.cross_dc
+        return SHARED.of((*on, job.single_microbatch), dict)
 
-    def once(self, of: Callable[[Assembly], T]) -> T:
-        """What follows from the chunks, parallelism and software, found once for all jobs that differ in their batch at most.
+    def once(self, of: Callable[..., T], *given: object) -> T:
+        """What follows from the chunks, parallelism, software and network, found once for all jobs that differ in their batch.
 
-        Of the number of micro-batches it may depend on whether there is a single one.
+        Of the number of micro-batches it may depend on whether there is a single one. `given`: what follows from the same.
         """
         if self.alone:
-            return of(self)
+            return of(self, *given)
         if of not in self._shared:
-            self._shared[of] = of(self)
+            self._shared[of] = of(self, *given)
         found: T = self._shared[of]
         return found
 
