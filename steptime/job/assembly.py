@@ -257,13 +257,12 @@ def stages_of(chunks: Sequence[Chunk], pp: int) -> list[list[Chunk]]:
 def contents_of(stages: Sequence[Sequence[Chunk]], sizes: Sequence[int]) -> list[list[int]]:
     """Chunks by stage as numbers, equal for those with the same parts of which as many are recomputed (`sizes`, by depth)."""
     numbers: dict[tuple[object, ...], int] = {}
-    return [
-        [
-            numbers.setdefault((c.runs, c.embedding, c.head, sizes[c.depth] if sizes else 0), len(numbers))
-            for c in chunks
-        ]
-        for chunks in stages
-    ]
+    return [[numbers.setdefault(content_of(chunk, sizes), len(numbers)) for chunk in chunks] for chunks in stages]
+
+
+def content_of(chunk: Chunk, sizes: Sequence[int]) -> tuple[object, ...]:
+    """What equal chunks have in common: parts, and how many of them are recomputed."""
+    return chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0
 
 
 def take(runs: Runs, count: int) -> tuple[Runs, Runs]:
