@@ -6,6 +6,7 @@ import pytest
 from jobs import job
 
 from steptime.answer.result import estimate
+from steptime.cost.rates import RATES
 from steptime.job.assembly import LAYOUTS, SHARED, Assembly
 from steptime.job.parts import PARTS
 from steptime.memory.stages import chunk_bytes
@@ -14,7 +15,7 @@ from steptime.timing.step_time import PART_TIMES
 
 
 def forget():
-    for known in (PARTS, LAYOUTS, SHARED, PART_TIMES):
+    for known in (PARTS, LAYOUTS, SHARED, RATES, PART_TIMES):
         known.clear()
 
 
@@ -25,6 +26,8 @@ def forget():
         {"data.gbs": 32},
         {"data.gbs": 2},
         {"hardware": "dgx-b200"},
+        {"hardware": {"node_type": "dgx-h100", "overrides": {"tiers.0.efficiency": 0.5}}},
+        {"cross_dc": {"n_dcs": 2, "interconnect_bandwidth_gbps": 100, "interconnect_latency_s": 0.01}},
         {"performance.software": "deepspeed"},
         {"performance.cpu_offload": {"optimizer": 0.5}},
         {"performance.recompute": {"granularity": "full", "method": "block", "n_layers": [4, 8]}},

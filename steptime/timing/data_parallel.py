@@ -50,7 +50,7 @@ class DataParallel(NamedTuple):
     group: Group
 
 
-class Collectives(NamedTuple):
+class PricedCalls(NamedTuple):
     """All data-parallel collectives of a step, nothing hidden."""
 
     reductions: Calls
@@ -114,7 +114,7 @@ def data_parallel(
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 
 
-def collectives(assembly: Assembly, states: list[States], tiers: tuple[Tier, ...], times: int = 1) -> Collectives:
+def collectives(assembly: Assembly, states: list[States], tiers: tuple[Tier, ...], times: int = 1) -> PricedCalls:
     """Price a step's collectives, each reduction made `times` times.
 
     ZeRO 0: all-reduce of the gradients. ZeRO 1 and 2: reduce-scatter, and an all-gather of the parameters after the update
@@ -126,7 +126,7 @@ def collectives(assembly: Assembly, states: list[States], tiers: tuple[Tier, ...
     reductions, gathers = priced("gradients", reduction(job), states, reduced, nets, times), Calls()
     if job.zero_level >= 1:
         gathers = priced("parameters", job.software.comm.sharded_gather, states, gathered, nets, 1)
-    return Collectives(reductions, gathers, worst_stage(reductions), worst_stage(gathers), nets["dense"].shards)
+    return PricedCalls(reductions, gathers, worst_stage(reductions), worst_stage(gathers), nets["dense"].shards)
 
 
 def networks(job: Job, tiers: tuple[Tier, ...]) -> dict[str, Network]:
