@@ -19,6 +19,10 @@ def forget():
         known.clear()
 
 
+def microbatches(assembly):
+    return assembly.job.microbatches
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -54,6 +58,14 @@ def test_a_single_microbatch_shares_nothing_with_several(software):
     """Its gradients of weights become the gradients, where those of several are added up."""
     single, several = (Assembly(job(pp=2, dp=2, gbs=gbs, software=software)) for gbs in (2, 16))
     assert single.once(chunk_bytes) == chunk_bytes(single) != several.once(chunk_bytes) == chunk_bytes(several)
+
+
+def test_steps_of_one_two_and_more_microbatches_share_nothing():
+    """FSDP that reduces once a step walks the first micro-batch, one between where there is any, and the last
+    (`no_sync_walk.phases`); whatever is between is alike."""
+    forget()
+    counts = [Assembly(job(dp=2, gbs=gbs)).once(microbatches) for gbs in (2, 4, 6, 16)]
+    assert counts == [1, 2, 3, 3]
 
 
 def test_a_larger_batch_finds_what_a_smaller_one_has():

@@ -127,12 +127,12 @@ class Assembly:
     def _shared(self) -> dict[Any, Any]:
         job = self.job
         on = self.layout, job.parallelism, job.performance, job.machine, job.cross_dc
-        return SHARED.of((*on, job.single_microbatch), dict)
+        return SHARED.of((*on, min(job.microbatches, 3)), dict)
 
     def once(self, of: Callable[..., T], *given: object) -> T:
         """What follows from the chunks, parallelism, software and network, found once for all jobs that differ in their batch.
 
-        Of the number of micro-batches it may depend on whether there is a single one. `given`: what follows from the same.
+        Of the number of micro-batches it may depend on whether there are one, two or more. `given`: what follows from the same.
         """
         if self.alone:
             return of(self, *given)
