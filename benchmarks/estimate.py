@@ -134,11 +134,12 @@ def rates() -> None:
 
 def forget() -> None:
     """Forget what estimates share."""
+    from steptime.cost.rates import RATES
     from steptime.job.assembly import LAYOUTS, SHARED
     from steptime.job.parts import PARTS
     from steptime.timing.step_time import PART_TIMES
 
-    for known in (PARTS, LAYOUTS, SHARED, PART_TIMES):
+    for known in (PARTS, LAYOUTS, SHARED, RATES, PART_TIMES):
         known.clear()
 
 

@@ -9,13 +9,8 @@ from jobs import job
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.memory.buffers import (
-    block_rest,
-    block_rest_bytes,
-    cublas_workspace_bytes,
-    stage_buffers,
-    te_workspace_bytes,
-)
+from steptime.memory.block_rests import block_rest, block_rest_bytes
+from steptime.memory.buffers import cublas_workspace_bytes, stage_buffers, te_workspace_bytes
 from steptime.memory.states import Bucket, stage_states
 from steptime.validation.ci_jobs import (
     INFERRED,

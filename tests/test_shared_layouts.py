@@ -6,6 +6,7 @@ import pytest
 from jobs import job
 
 from steptime.answer.result import estimate
+from steptime.cost.rates import RATES
 from steptime.job.assembly import LAYOUTS, SHARED, Assembly
 from steptime.job.parts import PARTS
 from steptime.memory.stages import chunk_bytes
@@ -14,8 +15,12 @@ from steptime.timing.step_time import PART_TIMES
 
 
 def forget():
-    for known in (PARTS, LAYOUTS, SHARED, PART_TIMES):
+    for known in (PARTS, LAYOUTS, SHARED, RATES, PART_TIMES):
         known.clear()
+
+
+def microbatches(assembly):
+    return assembly.job.microbatches
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,8 @@ def forget():
         {"data.gbs": 32},
         {"data.gbs": 2},
         {"hardware": "dgx-b200"},
+        {"hardware": {"node_type": "dgx-h100", "overrides": {"tiers.0.efficiency": 0.5}}},
+        {"cross_dc": {"n_dcs": 2, "interconnect_bandwidth_gbps": 100, "interconnect_latency_s": 0.01}},
         {"performance.software": "deepspeed"},
         {"performance.cpu_offload": {"optimizer": 0.5}},
         {"performance.recompute": {"granularity": "full", "method": "block", "n_layers": [4, 8]}},
@@ -51,6 +58,14 @@ def test_a_single_microbatch_shares_nothing_with_several(software):
     """Its gradients of weights become the gradients, where those of several are added up."""
     single, several = (Assembly(job(pp=2, dp=2, gbs=gbs, software=software)) for gbs in (2, 16))
     assert single.once(chunk_bytes) == chunk_bytes(single) != several.once(chunk_bytes) == chunk_bytes(several)
+
+
+def test_steps_of_one_two_and_more_microbatches_share_nothing():
+    """FSDP that reduces once a step walks the first micro-batch, one between where there is any, and the last
+    (`no_sync_walk.phases`); whatever is between is alike."""
+    forget()
+    counts = [Assembly(job(dp=2, gbs=gbs)).once(microbatches) for gbs in (2, 4, 6, 16)]
+    assert counts == [1, 2, 3, 3]
 
 
 def test_a_larger_batch_finds_what_a_smaller_one_has():

@@ -13,7 +13,7 @@ from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.allocator_blocks import further_ends
-from steptime.memory.buffers import at_peak, common_buffers, cublas_workspace_bytes, stage_buffers, step_change
+from steptime.memory.buffers import all_of_any_batch, at_peak, cublas_workspace_bytes, stage_buffers, step_change
 from steptime.memory.overhead import StreamPools, overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
 from steptime.memory.states import States, stage_states
@@ -80,9 +80,9 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     """Every stage at its peak, in a micro-batch or in the optimizer step."""
     job = assembly.job
     walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
-    first, alike = assembly.first_alike, common_buffers(assembly)
+    first, known = assembly.first_alike, assembly.once(all_of_any_batch, states)
     around = {
-        stage: around_peak(job, states[stage], stage_buffers(assembly, stage, states[stage], alike))
+        stage: around_peak(job, states[stage], stage_buffers(assembly, stage, states[stage], known[stage]))
         for stage in set(first)
     }
     kind = PoolKind(pooled=fsdp.applies(job) and fsdp.pooled(job), expandable=job.software.buffers.expandable_segments)

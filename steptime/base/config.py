@@ -93,8 +93,8 @@ class Config(PublicFields, metaclass=PublicNames):
         """By the fields, in a third of the time of pydantic's, which first takes them from what properties have added."""
         if type(other) is not type(self):
             return NotImplemented
-        mine, others = self.__dict__, other.__dict__
-        return all(mine[name] == others[name] for name in type(self).model_fields)
+        names, mine, others = type(self).model_fields, self.__dict__, other.__dict__
+        return [*map(mine.get, names)] == [*map(others.get, names)]
 
     __hash__ = BaseModel.__hash__
 

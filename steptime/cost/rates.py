@@ -3,8 +3,9 @@
 from math import inf
 from typing import NamedTuple
 
+from steptime.base.recent import Recent
 from steptime.hardware.machine import Accelerator
-from steptime.software.efficiency import compute_factor, sustained_share
+from steptime.software.efficiency import compute_factor, efficiency, sustained_share
 from steptime.software.performance import EAGER_TORCH, Software
 from steptime.software.precision import RECIPES, rate_of
 
@@ -138,12 +139,25 @@ def peak_dtype(accelerator: Accelerator, precision: str) -> str:
     return twin if twin in accelerator.peak_flops else next(iter(accelerator.peak_flops))
 
 
+RATES: Recent[Rates] = Recent(4)
+"""`added_rates` of the last devices and profiles."""
+
+
 def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -> Rates:
     """Sustained rates of a device under a software profile.
 
     Without fusion the gradient of a weight is added to the main one by a separate kernel, except where the first micro-batch's
     becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
+    found = RATES.of((accelerator, software, efficiency()), lambda: added_rates(accelerator, software))
+    if software.states.grad_accumulation_fusion or software.states.gradients_persist:
+        return found
+    # the first micro-batch's gradient becomes the gradient where none persists
+    return found._replace(accumulate_bytes=(microbatches - 1.0) / microbatches * found.accumulate_bytes)
+
+
+def added_rates(accelerator: Accelerator, software: Software) -> Rates:
+    """The same where every micro-batch's gradient is added."""
     dtype = peak_dtype(accelerator, software.compute_dtype)
     chip = accelerator.same_chip_as or accelerator.name
     projections = peak_dtype(accelerator, software.precision)
@@ -152,8 +166,6 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     peak = accelerator.peak_flops[dtype] / slow
     main = software.bytes_of(software.states.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
-    # the first micro-batch's gradient becomes the gradient where none persists
-    times = (microbatches - 1.0) / microbatches if not software.states.gradients_persist else 1.0
     copy_rate = accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow
     sms = accelerator.sm_count or inf
     slow_gemm = slow / (accelerator.torch_gemm_share if software.family in EAGER_TORCH else 1.0)
@@ -168,7 +180,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         grad_itemsize=main if software.states.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.states.grad_accumulation_fusion,
         slowness=slow,
-        accumulate_bytes=0.0 if software.states.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
+        accumulate_bytes=0.0 if software.states.grad_accumulation_fusion else software.itemsize + 2.0 * main,
         move_rate=software.timing.move_rate,
         plain_share=plain_share(accelerator, dtype),
         grouped_share=grouped_share(accelerator, software, dtype),

@@ -58,7 +58,7 @@ def stage_steps(assembly: Assembly, stage: int, actions: Sequence[Action]) -> li
 
 def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     """Activations and transients of every stage at its worst moment, FSDP's buffers among the transients."""
-    return [peak_moment(assembly)] if assembly.job.parallelism.pp == 1 else stage_peaks(assembly)
+    return [assembly.once(peak_moment)] if assembly.job.parallelism.pp == 1 else stage_peaks(assembly)
 
 
 def stage_peaks(assembly: Assembly) -> list[PeakMoment]:

@@ -19,6 +19,11 @@ def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 def states(assembly: Assembly) -> list[States]:
     """Sharded states on the fullest rank of every stage; gathered parameters count as transients of the walk, not states."""
+    return assembly.once(made_states)
+
+
+def made_states(assembly: Assembly) -> list[States]:
+    """The same, for one assembly."""
     size, found, offload = assembly.job.software.state_bytes, list[States](), assembly.job.performance.cpu_offload
     kept, there = 1.0 - offload.share, 0.0 if offload.params else 1.0
     for chunks in assembly.stages:

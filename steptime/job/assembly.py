@@ -126,17 +126,18 @@ class Assembly:
     @cached_property
     def _shared(self) -> dict[Any, Any]:
         job = self.job
-        return SHARED.of((self.layout, job.parallelism, job.performance, job.single_microbatch), dict)
+        on = self.layout, job.parallelism, job.performance, job.machine, job.cross_dc
+        return SHARED.of((*on, min(job.microbatches, 3)), dict)
 
-    def once(self, of: Callable[[Assembly], T]) -> T:
-        """What follows from the chunks, parallelism and software, found once for all jobs that differ in their batch at most.
+    def once(self, of: Callable[..., T], *given: object) -> T:
+        """What follows from the chunks, parallelism, software and network, found once for all jobs that differ in their batch.
 
-        Of the number of micro-batches it may depend on whether there is a single one.
+        Of the number of micro-batches it may depend on whether there are one, two or more. `given`: what follows from the same.
         """
         if self.alone:
-            return of(self)
+            return of(self, *given)
         if of not in self._shared:
-            self._shared[of] = of(self)
+            self._shared[of] = of(self, *given)
         found: T = self._shared[of]
         return found
 
@@ -256,13 +257,12 @@ def stages_of(chunks: Sequence[Chunk], pp: int) -> list[list[Chunk]]:
 def contents_of(stages: Sequence[Sequence[Chunk]], sizes: Sequence[int]) -> list[list[int]]:
     """Chunks by stage as numbers, equal for those with the same parts of which as many are recomputed (`sizes`, by depth)."""
     numbers: dict[tuple[object, ...], int] = {}
-    return [
-        [
-            numbers.setdefault((c.runs, c.embedding, c.head, sizes[c.depth] if sizes else 0), len(numbers))
-            for c in chunks
-        ]
-        for chunks in stages
-    ]
+    return [[numbers.setdefault(content_of(chunk, sizes), len(numbers)) for chunk in chunks] for chunks in stages]
+
+
+def content_of(chunk: Chunk, sizes: Sequence[int]) -> tuple[object, ...]:
+    """What equal chunks have in common: parts, and how many of them are recomputed."""
+    return chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0
 
 
 def take(runs: Runs, count: int) -> tuple[Runs, Runs]:

@@ -165,7 +165,7 @@ def anchor(data: dict[str, Any], base: Path) -> None:
     if (
         isinstance(hardware, dict)
         and isinstance(name := hardware.get("node_type"), str)
-        and Path(name).suffix in {".yaml", ".yml"}
+        and name.endswith((".yaml", ".yml"))
     ):
         hardware["node_type"] = str(base / name)
 

@@ -282,7 +282,7 @@ def facts(job: Job) -> Facts:
         states=software.states,
         machine=machine.name,
         no_cudnn=not has_cudnn(machine.accelerator),
-        machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
+        machine_dtypes=precisions(tuple(machine.accelerator.peak_flops), microscaling=machine.accelerator.microscaling),
         **performance_facts(said, software),
     )
 

@@ -15,8 +15,9 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.local_params import Pieces
+from steptime.memory.block_rests import BLOCKS, MIB, block_rest_bytes
 from steptime.memory.buckets import PARAM_ALIGNMENT, round_up
-from steptime.memory.buffers import BLOCKS, FP32, MIB, block_rest_bytes, gradient_copy_bytes
+from steptime.memory.buffers import FP32, gradient_copy_bytes
 from steptime.memory.states import States, backward_runs, chunk_buckets, shard_ranks
 from steptime.software.state_bytes import PER_ELEMENT
 

@@ -5,24 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 from steptime.base.num import PLAIN, Num, minimum, where
 from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
+from steptime.memory.block_rests import BLOCKS, KIB, block_rest_bytes
 from steptime.memory.kept_buffers import comm_buffer_bytes, dummy_wgrad_bytes, stage_experts
-from steptime.memory.states import Bucket, States, chunk_buckets, group_elements
+from steptime.memory.states import States
 from steptime.software.performance import EAGER_TORCH, Software
-from steptime.software.state_bytes import StateBytes
 
-KIB = 1024.0
-"""Bytes of a KiB."""
 FP32 = 4.0
 """Bytes of one fp32 number."""
-MIB = KIB * KIB
-"""Bytes of a MiB."""
-ROUND_LARGE, LARGEST_SHARED, KEPT_REST = 2.0 * MIB, 10.0 * MIB, 1.0 * MIB
-"""kRoundLarge, kMinLargeAlloc and kSmallSize of torch's caching allocator."""
 TORCH_DEFAULT = ":4096:2:16:8"
 """Size in KiB and count of each part of torch's default workspace, in the form of CUBLAS_WORKSPACE_CONFIG."""
 TORCH_HOPPER = ":4096:8"
@@ -45,7 +40,6 @@ OUTPUT_BUFFERS = (
     "Aleph-Alpha/scaling@737f855 src/scaling/core/nn/pipeline_schedule/train.py, required_buffer_count: two or more; "
     "nn/parallel_module/parallel_module.py, _execute_loss_fn gets the last stage's outputs, and nothing removes them"
 )
-BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
 MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610-611: the dispatcher refers to them until its next forward"
 GRAPHS = (
     "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610, self.probs; pipeline_parallel/utils.py, ScheduleNode"
@@ -60,6 +54,32 @@ OLD_GRADIENTS = (
 )
 
 
+class OfAnyBatch(NamedTuple):
+    """Buffers of a stage that do not grow with the number of micro-batches."""
+
+    first: list[HeldBuffer]
+    """Of libraries and modules."""
+    rests: tuple[HeldBuffer, ...]
+    """Of allocator blocks."""
+    copies: list[HeldBuffer]
+    """Of gradients."""
+
+
+def of_any_batch(assembly: Assembly, stage: int, states: States) -> OfAnyBatch:
+    """Those of one stage with these states."""
+    rests = block_rest_bytes(assembly, assembly.stages[stage], states.buckets)
+    return OfAnyBatch(
+        [*common_buffers(assembly), *grow_only(assembly, stage)],
+        held("unsplit remainders of blocks", rests, BLOCKS, stays=True),
+        gradient_copies(assembly.job, states),
+    )
+
+
+def all_of_any_batch(assembly: Assembly, states: list[States]) -> list[OfAnyBatch]:
+    """Those of every stage; equal stages share theirs."""
+    return assembly.by_stage(lambda stage, _: of_any_batch(assembly, stage, states[stage]))
+
+
 def common_buffers(assembly: Assembly) -> list[HeldBuffer]:
     """The buffers that every stage has alike, the first of each."""
     return [
@@ -68,21 +88,19 @@ def common_buffers(assembly: Assembly) -> list[HeldBuffer]:
     ]
 
 
-def stage_buffers(
-    assembly: Assembly, stage: int, states: States, common: list[HeldBuffer] | None = None
-) -> list[HeldBuffer]:
-    """Every buffer of one stage with these states; empty ones are left out. `common`: the `common_buffers`, where known."""
-    job, chunks = assembly.job, assembly.stages[stage]
+def stage_buffers(assembly: Assembly, stage: int, states: States, known: OfAnyBatch | None = None) -> list[HeldBuffer]:
+    """Every buffer of one stage with these states; empty ones are left out. `known`: those `of_any_batch`, where found."""
+    chunks = assembly.stages[stage]
+    first, rests, copies = known or of_any_batch(assembly, stage, states)
     deferred, before = deferred_wgrad_bytes(assembly, chunks), earlier_logits_bytes(assembly, chunks)
     return [
-        *(common_buffers(assembly) if common is None else common),
-        *grow_only(assembly, stage),
+        *first,
         *of_pipeline(assembly, chunks),
         *held("operands of the head's deferred gradients", deferred, DEFERRED),
         *held("logits of the previous micro-batch", before, OUTPUT_BUFFERS),
-        *held("unsplit remainders of blocks", block_rest_bytes(assembly, chunks, states.buckets), BLOCKS, stays=True),
+        *rests,
         *batches(assembly, chunks),
-        *gradient_copies(job, states),
+        *copies,
     ]
 
 
@@ -211,58 +229,6 @@ def earlier_logits_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
         return 0.0
     ranks = job.parallelism.tp if job.software.comm.gathered_logits else 1.0
     return where(job.microbatches > 1, ranks * assembly.head.sizes["head.logits"], 0.0)
-
-
-def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list[Bucket]]) -> Num:
-    """Bytes counted for states beyond their size: of Megatron's, whose buffers and tensors are known one by one.
-
-    Flat buffers of each chunk's gradients by parameter group, and of its parameters under the distributed optimizer; else each
-    parameter, its master copy and its moments for themselves. `buckets`: by chunk, where they are cut already.
-    """
-    job, software = assembly.job, assembly.job.software
-    if software.buffers.expandable_segments or software.compute_capability == 0.0:
-        return 0.0
-    if not (software.states.gradients_persist and software.states.padded_buckets):
-        return 0.0
-    size = job.software.state_bytes
-    rest: Num = 0.0
-    if job.zero_level:
-        rests: dict[int, list[Num]] = {}  # equal chunks share their buckets
-        cuts = buckets or [chunk_buckets(assembly, chunk) for chunk in chunks]
-        for cut in cuts:
-            if id(cut) not in rests:
-                rests[id(cut)] = buffer_rests(size, cut)
-            for buffer in rests[id(cut)]:
-                rest = rest + buffer
-        return rest
-    for chunk in chunks:
-        held = assembly.chunk_params(chunk)
-        for elements in group_elements(held).values():
-            rest = rest + block_rest(size.gradients * elements)
-        for p, count in ((p, count) for own, count in held for p in own):
-            tensors = block_rest(size.params * p.each) + block_rest(size.master * p.each)
-            rest = rest + count * p.tensors * (tensors + 2.0 * block_rest(size.moments / 2.0 * p.each))
-    return rest
-
-
-def buffer_rests(size: StateBytes, cut: list[Bucket]) -> list[Num]:
-    """`block_rest` of the flat buffers of a chunk's gradients and parameters, by parameter group."""
-    flat: dict[str, Num] = {}
-    for bucket in cut:
-        flat[bucket.group] = flat.get(bucket.group, 0) + bucket.elements
-    return [block_rest(each * elements) for elements in flat.values() for each in (size.gradients, size.params)]
-
-
-def block_rest(size: Num) -> Num:
-    """Bytes by which a new allocator block exceeds the `size` that was requested.
-
-    From 10 MiB on a block is a multiple of 2 MiB long (kRoundLarge); what is left of it stays with it up to 1 MiB (kSmallSize).
-
-    >>> block_rest(49.25 * 2**20) / 2**20, block_rest(98.25 * 2**20) / 2**20
-    (0.75, 0.0)
-    """
-    rest = -size % ROUND_LARGE
-    return where((size >= LARGEST_SHARED) & (rest <= KEPT_REST), rest, 0.0)
 
 
 def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:

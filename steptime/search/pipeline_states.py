@@ -18,7 +18,7 @@ from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
-from steptime.memory.buffers import block_rest_bytes
+from steptime.memory.block_rests import block_rest_bytes
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
 from steptime.memory.states import States, partial_gradients, states_of
 from steptime.search.part_columns import joined

@@ -5,7 +5,7 @@ Attention, norms, residuals, embedding, head and the reductions of tensor parall
 core/transformer/transformer_config.py:477). TE = NVIDIA/TransformerEngine 2.x, transformer_engine/; core = megatron-core 0.16.1.
 """
 
-from collections.abc import Collection, Container
+from collections.abc import Container
 from functools import cache
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -226,7 +226,8 @@ def rate_of(name: str, rates: Container[str]) -> str | None:
     return next((rate for rate in RECIPES[name].rates if rate in rates), None)
 
 
-def precisions(rates: Collection[str], *, microscaling: bool) -> tuple[str, ...]:
+@cache
+def precisions(rates: tuple[str, ...], *, microscaling: bool) -> tuple[str, ...]:
     """The rates of a machine, and the recipes that run on it."""
     able = (entry.name for entry in RECIPES.values() if microscaling or not entry.microscaling)
     return (*rates, *(name for name in able if rate_of(name, rates)))

@@ -50,6 +50,18 @@ class DataParallel(NamedTuple):
     group: Group
 
 
+class PricedCalls(NamedTuple):
+    """All data-parallel collectives of a step, nothing hidden."""
+
+    reductions: Calls
+    gathers: Calls
+    reduce_s: float
+    """Seconds of the stage with the most to reduce."""
+    gather_s: float
+    """Seconds of the one with the most to gather."""
+    group: Group
+
+
 class Network(NamedTuple):
     """The ranks that reduce together, and the tiers between them."""
 
@@ -85,28 +97,36 @@ def data_parallel(
 ) -> DataParallel:
     """Price a step's gradient reductions and parameter gathers and overlap them with the pipeline's walk.
 
-    ZeRO 0: all-reduce of the gradients. ZeRO 1 and 2: reduce-scatter, and an all-gather of the parameters after the update
-    (Rajbhandari et al. 2020, section 7.1); level 2 keeps only a shard of the gradients, so it reduces every micro-batch.
-    Bytes are the padded bucket's.
+    Level 2 of ZeRO keeps only a shard of the gradients, so it reduces every micro-batch.
     """
     job = assembly.job
-    sharded = job.zero_level >= 1
-    nets = networks(job, tiers)
-    over = nets["dense"].shards
     times = job.microbatches if job.zero_level == 2 else 1
-    reduced, gathered = [reduced_itemsize(job)] * len(states), [state.gathered_itemsize for state in states]
-    reductions = priced("gradients", reduction(job), states, reduced, nets, times)
-    gathers = priced("parameters", job.software.comm.sharded_gather, states, gathered, nets, 1) if sharded else []
+    found = collectives(assembly, states, tiers, times) if times > 1 else assembly.once(collectives, states, tiers)
+    reductions, gathers, reduce_s, gather_s, over = found
     share, slowed = job.software.overlap.dp, contention(over, tiers)
     late_s = late_gather_s = 0.0
     if share is True:
         late_s = exposed_reduction(reductions, walk) + repeated(reductions, chunks, times)
         late_gather_s = exposed_gather(gathers, walk, chunks)
-    reduce_s = exposed(worst_stage(reductions), late_s, share, slowed)
-    gather_s = exposed(worst_stage(gathers), late_gather_s, share, slowed)
-    if job.software.comm.sharded_gather == "broadcast":
-        gather_s = worst_stage(gathers)
+    reduce_s = exposed(reduce_s, late_s, share, slowed)
+    if job.software.comm.sharded_gather != "broadcast":
+        gather_s = exposed(gather_s, late_gather_s, share, slowed)
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
+
+
+def collectives(assembly: Assembly, states: list[States], tiers: tuple[Tier, ...], times: int = 1) -> PricedCalls:
+    """Price a step's collectives, each reduction made `times` times.
+
+    ZeRO 0: all-reduce of the gradients. ZeRO 1 and 2: reduce-scatter, and an all-gather of the parameters after the update
+    (Rajbhandari et al. 2020, section 7.1). Bytes are the padded bucket's.
+    """
+    job = assembly.job
+    nets = networks(job, tiers)
+    reduced, gathered = [reduced_itemsize(job)] * len(states), [state.gathered_itemsize for state in states]
+    reductions, gathers = priced("gradients", reduction(job), states, reduced, nets, times), Calls()
+    if job.zero_level >= 1:
+        gathers = priced("parameters", job.software.comm.sharded_gather, states, gathered, nets, 1)
+    return PricedCalls(reductions, gathers, worst_stage(reductions), worst_stage(gathers), nets["dense"].shards)
 
 
 def networks(job: Job, tiers: tuple[Tier, ...]) -> dict[str, Network]:

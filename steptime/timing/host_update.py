@@ -43,10 +43,11 @@ def host_update(
     stage counts whole and the two others for one tensor
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, step, build_cpu_optimizer_list).
     """
-    said, machine, per = job.performance.cpu_offload, job.machine, on_host(job)
+    said, machine = job.performance.cpu_offload, job.machine
     link, host = machine.accelerator.host_bytes_per_s, machine.host
     if said.share == 0.0 or link is None or host is None:
         return HostUpdate()
+    per = on_host(job)
     n = said.share * owned
     down_s = (n if in_turn is None else in_turn) * (per.down / link + per.readied / device_bytes_per_s)
     up_s = n * (per.up / link + per.cast / device_bytes_per_s)

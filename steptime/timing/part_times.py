@@ -2,7 +2,7 @@
 
 from dataclasses import field
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.base.num import Num, maximum
 from steptime.base.records import record
@@ -14,7 +14,7 @@ from steptime.cost.part_seconds import Context, PartTime, Work, forward_work, pa
 from steptime.cost.rates import rates
 from steptime.fsdp.of_job import applies
 from steptime.hardware.machine import Tier
-from steptime.job.assembly import Assembly, Chunk, take
+from steptime.job.assembly import Assembly, Chunk, content_of, take
 from steptime.job.job import Job
 from steptime.job.mesh import Group, GroupAxis, group
 from steptime.job.parts import Part
@@ -82,8 +82,12 @@ class PartTimes:
     of: dict[Part, PartTime]
     whole_replays: dict[Part, Work]
     """By kind of layer, the forward that recomputation runs again: all of it, or up to the last tensor that backward needs."""
-    known: dict[Part, "ChunkTime"] = field(default_factory=dict, repr=False)
-    """`alone` so far, shared by all assemblies of the parts."""
+    known: dict[Any, "ChunkTime"] = field(default_factory=dict, repr=False)
+    """`alone` and `together` so far, shared by all assemblies of the parts."""
+
+    def under(self, assembly: Assembly) -> "PartTimes":
+        """The same parts in chunks of another assembly."""
+        return PartTimes(assembly, self.of, self.whole_replays, self.known)
 
     @property
     def embedding(self) -> PartTime:
@@ -106,6 +110,13 @@ class PartTimes:
             forward, backward, _ = self.of[part]
             self.known[part] = ChunkTime(forward.seconds, backward.seconds, backward.weight_s)
         return self.known[part]
+
+    def together(self, chunk: Chunk) -> "ChunkTime":
+        """A chunk, with recomputation."""
+        contents = content_of(chunk, self.assembly.job.recompute.n_layers)
+        if contents not in self.known:
+            self.known[contents] = chunk_time(self, chunk)
+        return self.known[contents]
 
     def works(self, chunk: Chunk) -> list[tuple[float, Part]]:
         """The parts of a chunk and how often each occurs in it."""
@@ -254,7 +265,7 @@ class ChunkTime(NamedTuple):
 
 def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
     """Seconds of every chunk, [stage][virtual chunk]; equal chunks are summed once."""
-    return assembly.by_chunk(lambda chunk: chunk_time(times, chunk))
+    return assembly.by_chunk(times.together)
 
 
 def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -128,7 +127,7 @@ def step_time(assembly: Assembly) -> StepTime:
     job = assembly.job
     of = (assembly.parts, job.performance, priced.context, layer_gap_s(job, priced.context))
     times = PART_TIMES.of(of, lambda: part_times(assembly, priced))
-    return time_parts(assembly, priced, replace(times, assembly=assembly))
+    return time_parts(assembly, priced, times.under(assembly))
 
 
 def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_sends: bool = False) -> StepTime:
@@ -140,7 +139,7 @@ def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_se
     sharded = fsdp.applies(job)
     states = fsdp.states(assembly) if sharded else stage_states(assembly)
     chunks = chunk_times(assembly, parts)
-    costs = boundary_costs(assembly, priced)
+    costs = assembly.once(boundary_costs, priced)
     send_s = [0.0] * max(len(costs), 1) if free_sends else sends(job, costs)
     walked = run_pipeline(job, chunks, send_s)
     fsdp_time = fsdp_seconds(assembly, priced, parts, walked, (chunks, send_s)) if sharded else None
@@ -155,7 +154,7 @@ def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_se
         walked,
         None if sharded else data_parallel(assembly, states, priced.dp_tiers, walked, chunks),
         fsdp_time,
-        embedding_reduce(assembly, priced),
+        assembly.once(embedding_reduce, priced),
         norm_reduce(assembly, priced, busiest(walked)),
         optimizer_step(assembly, priced.context, chunks[0][0].backward_s),
         straggler_s(job, inside_s),

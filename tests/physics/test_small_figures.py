@@ -19,7 +19,7 @@ from steptime.fsdp.seconds import CommSeconds
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.memory.allocator_blocks import LARGE, LargeBlocks
-from steptime.memory.buffers import MIB
+from steptime.memory.block_rests import MIB
 from steptime.memory.part_memories import PartMemories
 from steptime.model.embedding_and_head import loss_ops
 from steptime.model.graphs import captured

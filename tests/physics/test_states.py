@@ -10,8 +10,8 @@ from steptime.fsdp.sharded_states import states as sharded_states
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.memory.allocator_blocks import further_ends, replayed
+from steptime.memory.block_rests import block_rest_bytes
 from steptime.memory.buckets import Pieces, run_buckets
-from steptime.memory.buffers import block_rest_bytes
 from steptime.memory.states import Bucket, chunk_buckets, gradient_sets, stage_states
 
 PARAMS = 590_464
