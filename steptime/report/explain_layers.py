@@ -8,7 +8,7 @@ from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, layer_counts
 from steptime.base.words import counted
 from steptime.cost.host import COMPILED_HOST, DTENSOR_HOST, launch_host_s
-from steptime.cost.part_seconds import Work
+from steptime.cost.work import Work
 from steptime.job.parts import Part
 from steptime.model.ops import Comm, Gemm, Op
 from steptime.model.routing import Rows
