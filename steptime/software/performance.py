@@ -43,7 +43,7 @@ from steptime.software.settings import (
     as_written,
 )
 from steptime.software.state_bytes import StateBytes, state_bytes
-from steptime.software.timing_settings import Graphs, StepGraph, TimingSettings
+from steptime.software.timing_settings import OF_MACHINE, Graphs, StepGraph, TimingSettings
 
 ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes per element
 STATE_ITEMSIZE = ITEMSIZE | {"none": 0.0, "remainder": 2.0}
@@ -186,11 +186,9 @@ class Software(Config):
             "compute_capability": device.compute_capability or 0.0,
             "kernels": kernels_on(self.kernels, device),
         }
-        timing = self.timing.replace(node_s=machine.host.node_s) if machine.host else self.timing
+        timing = self.timing.on_host(machine.host_factor, machine.host.node_s if machine.host else 0.0)
         if device.kernels is not None and self.family in EAGER_TORCH:
             timing = timing.replace(**device.kernels.model_dump(), measured=True)
-        elif machine.host_factor != 1.0:
-            timing = timing.slower_host(machine.host_factor)
         return self.model_copy(update=changes | {"timing": timing})
 
     @cached_property
@@ -241,12 +239,7 @@ SETTING_GROUPS = {
 }
 _GROUP_OF: dict[str, str] = {
     "precision": "",
-    **{
-        key: group
-        for group, cls in SETTING_GROUPS.items()
-        for key in cls.__annotations__
-        if key not in {"measured", "node_s"}
-    },
+    **{key: group for group, cls in SETTING_GROUPS.items() for key in cls.__annotations__ if key not in OF_MACHINE},
     "overlap": "",
 }
 """Switch -> the group that contains it; "": `Software` itself."""

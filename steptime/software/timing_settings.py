@@ -39,6 +39,10 @@ class TimingSettings(Switches):
     measured: bool = False
     """Whether the kernel times were measured on the device, not taken from the profile; set by `Software.on`."""
 
-    def slower_host(self, factor: float) -> Self:
-        """The same on hosts whose launches take `factor` times as long."""
-        return self.replace(host_kernel_s=self.host_kernel_s * factor)
+    def on_host(self, factor: float, node_s: float) -> Self:
+        """The same on hosts whose launches take `factor` times as long, and that run a node of a graph in `node_s`."""
+        return self.replace(host_kernel_s=self.host_kernel_s * factor, node_s=node_s)
+
+
+OF_MACHINE = frozenset({"measured", "node_s"})
+"""What a machine sets, not a profile or a plan."""
