@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from steptime.cost import compute
-from steptime.cost.part_seconds import CommCall, PartTime, Work
+from steptime.cost.part_seconds import PartTime
+from steptime.cost.work import CommCall, Work
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.parts import Part

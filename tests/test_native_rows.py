@@ -306,3 +306,29 @@ def test_attention_of_megatron_core_by_its_month(month, kernel):
     """Megatron-Bridge 26.02 has cuDNN of 2025, 26.04 that of February 2026 (data/software/megatron-bridge.yaml)."""
     row = own(framework=f"Megatron-Core dev ({month})")
     assert to_config(row).config["performance"].get("attention_kernel") == kernel
+
+
+@pytest.mark.parametrize(
+    ("framework", "source", "notes", "graph"),
+    [
+        (
+            "torchtitan graph_trainer (AOT joint graph)",
+            "pytorch/torchtitan@fca8ab7b (PR #2570)",
+            "compile=aot graph",
+            "traced",
+        ),
+        (
+            "torchtitan GraphTrainer",
+            "pytorch/torchtitan@a0000000 (PR #3943)",
+            "compile=on (aot_fx_trace, no cudagraph)",
+            "simplified",
+        ),
+        ("torchtitan GraphTrainer", "pytorch/torchtitan@ar_base", "compile=graph (traced graph, no passes)", "traced"),
+        ("torchtitan GraphTrainer", "pytorch/torchtitan@a0000000 (PR #3141)", "compile=on (full inductor)", None),
+        ("torchtitan", "pytorch/torchtitan@d9bdfbb2 (PR #1881)", "compile=aot_eager graph", None),
+    ],
+)
+def test_the_host_runs_a_graph_that_inductor_does_not_compile(framework, source, notes, graph):
+    """Passes that remove nodes without effect are of pull requests 2917 to 2920 (torchtitan, 2026-04-12)."""
+    row = own(framework=framework, source=source, overlap_notes=notes)
+    assert row_native.native_kernels(row, "2026-05", notes).get("step_graph") == graph

@@ -143,6 +143,9 @@ SHARDED = {
     ),
     "resharded to 2 ranks": plan(FSDP | {"fsdp": {"reshard_after_forward": 2}}, {"software": "fsdp2"}),
     "traced graph": plan(FSDP | {"fsdp": {"wrap": "parameter"}}, {"software": "fsdp2", "loss_impl": "traced"}),
+    "traced graph, a late host": plan(
+        FSDP | {"fsdp": {"wrap": "parameter"}}, {"software": "fsdp2", "step_graph": "traced"}, "grand-teton-h100"
+    ),
     "one group, prefetch 2": plan(FSDP | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
     "replicas": plan(FSDP | {"replicas": 2}, {"software": "fsdp2"}),
     "no_sync": plan(FSDP, {"software": "accelerate"}),

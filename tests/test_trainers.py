@@ -7,10 +7,11 @@ from own_rows import own
 from steptime import Job, estimate
 from steptime.cost import compute
 from steptime.cost.comm import collective
+from steptime.cost.host import wait_for_host
 from steptime.cost.network import one_link
 from steptime.cost.pace import slower_rates
-from steptime.cost.part_seconds import Work, wait_for_host
 from steptime.cost.rates import attention_efficiency, plain_share, rates
+from steptime.cost.work import Work
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.job.mesh import Group, group

@@ -11,8 +11,8 @@ from steptime.base.rows import CollectiveRow, Flops, GemmRow, Params, Throughput
 from steptime.cost import compute
 from steptime.cost.comm import CommCost
 from steptime.cost.compute import Pass
-from steptime.cost.part_seconds import CommCall, Work
 from steptime.cost.rates import peak_dtype
+from steptime.cost.work import CommCall, Work
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.mesh import shown_axis

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steptime.base.num import Num, where
+from steptime.base.num import Num, maximum, where
 from steptime.cost.compute import Pass
+from steptime.cost.nodes import Nodes, run_by_host
+from steptime.cost.work import Work
 from steptime.model.graphs import captured
 from steptime.model.ops import Op
 from steptime.software.performance import EAGER_TORCH, Software
@@ -17,6 +19,9 @@ DTENSOR_HOST = 2.5
 """Host time of an eager launch on DTensors divided by that of eager torch (assumed): the smallest operation takes 24 to 133 us by
 release against 4.8 us (pytorch/pytorch pull requests 160580, 166371). 5 would make steps of Llama-3 8B under TP2 host-bound that
 were not (torchtitan, rows marked fit)."""
+
+
+NO_NODES = Nodes()
 
 
 def launch_host_s(software: Software, tp: Num) -> Num:
@@ -38,3 +43,20 @@ def graphed_kernels(
     inside = captured(ops, software.timing.cuda_graphs)
     chosen = range(len(ops)) if which is None else which
     return sum(sum(done.kernels for done in passes[i]) for i in chosen if i in inside)
+
+
+def wait_for_host(work: Work, software: Software, tp: Num = 1, nodes: Nodes = NO_NODES) -> None:
+    """Add what the device waits for the host, which launches kernels, or runs `nodes` of a traced graph.
+
+    Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
+    blocking launches the two take turns.
+    """
+    timing = software.timing
+    if run_by_host(timing):
+        work.nodes_s = nodes.time_s(timing)
+    elif not timing.host_kernel_s:
+        return
+    host_s = work.nodes_s if run_by_host(timing) else work.kernels * launch_host_s(software, tp)
+    late_s = host_s if timing.blocking_launches else maximum(0.0, host_s - work.seconds)
+    work.host_s = work.host_s + late_s
+    work.launch_s = work.launch_s + late_s

@@ -5,77 +5,21 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from steptime.base.num import Num, maximum, minimum, same, where
+from steptime.base.num import Num, minimum, same, where
 from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
-from steptime.cost.host import graphed_kernels, launch_host_s
+from steptime.cost.host import graphed_kernels, wait_for_host
 from steptime.cost.neighbors import ALONE, CONTEXT_AXES, EXPERT_AXES, Neighbors, beside_exchanges, neighbor, with_gaps
+from steptime.cost.nodes import backward_nodes, forward_nodes
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
+from steptime.cost.work import CommCall, Work
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
-from steptime.model.ops import Axis, Comm, Gemm, Kind, Op
-from steptime.model.scans import Chunked
+from steptime.model.ops import Comm, Kind, Op
 from steptime.model.segments import Segment, rerun
 from steptime.software.performance import Software
-
-
-class CommCall(NamedTuple):
-    """One collective of a part, or `count` equal ones; `bytes` and `cost` are of one, `hidden_s` of all."""
-
-    name: str
-    kind: str
-    bytes: Num
-    cost: CommCost
-    hidden_s: Num
-    axis: Axis = "tp"
-    count: Num = 1.0
-
-    @property
-    def exposed_s(self) -> Num:
-        """Exposed seconds of all of them."""
-        return self.cost.time_s * self.count - self.hidden_s
-
-
-@dataclass
-class Work:
-    """Seconds of one direction of a part, by kind of work, and its collectives."""
-
-    gemm_s: Num = 0.0
-    attention_s: Num = 0.0
-    memory_s: Num = 0.0
-    launch_s: Num = 0.0
-    """Seconds that the device waits for the host, or runs kernels too small to be listed."""
-    host_s: Num = 0.0
-    """Part of it in which the device waits for a host that launches kernels more slowly than the device runs them."""
-    kernels: float = 0.0
-    """Kernels launched, collectives included."""
-    flops: Num = 0.0
-    weight_s: Num = 0.0
-    """Part of it that computes gradients of weights: projections only; a norm's come from the kernel of its input's gradient."""
-    calls: list[CommCall] = field(default_factory=list)
-
-    @property
-    def comm_s(self) -> Num:
-        """Exposed communication."""
-        return compute.total([call.exposed_s for call in self.calls]) if self.calls else 0.0
-
-    @property
-    def seconds(self) -> Num:
-        """Compute, gaps and exposed communication together."""
-        return self.gemm_s + self.attention_s + self.memory_s + self.launch_s + self.comm_s
-
-    def add(self, op: Op, done: Pass) -> None:
-        """Add one kernel to its kind. Products and softmax of unfused attention, and linear attention, count as attention."""
-        if op.role == "core_attn" or isinstance(op, Chunked):
-            self.attention_s += done.time_s
-        elif isinstance(op, Gemm):
-            self.gemm_s += done.time_s
-        else:
-            self.memory_s += done.time_s
-        self.flops += done.flops
-        self.kernels += done.kernels
 
 
 @dataclass
@@ -94,6 +38,8 @@ class Context:
     """Rate of a copy to or from host memory [B/s]."""
     woven: Num = 1.0
     """Fraction of micro-batches whose forward overlaps another one's backward where the all-to-all of experts is overlapped."""
+    sharded: bool = False
+    """Whether FSDP shards the weights."""
     known: dict[tuple[str, str], Collective] = field(default_factory=dict, compare=False)
     """Collectives so far by axis and kind: the ops of a block repeat a few of them."""
 
@@ -170,8 +116,13 @@ def part_time(
     replay = segment_replay(ops, passes, context, segments, gap_s)
     forward.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software)
     backward.kernels -= graphed_kernels(ops, both, context.software)
-    for work in (forward, backward):
-        wait_for_host(work, context.software, context.tp)
+    timing, tp, sharded = context.software.timing, context.tp, context.sharded
+    nodes = (
+        forward_nodes(ops, timing, range(len(ops)), tp, sharded=sharded),
+        backward_nodes(ops, timing, tp, sharded=sharded),
+    )
+    for work, run in zip((forward, backward), nodes, strict=True):
+        wait_for_host(work, context.software, tp, run)
     if not same(offloaded == 0.0):
         forward.calls.append(host_copy("activations.offload", "offload", offloaded, context, forward.seconds))
         backward.calls.append(host_copy("activations.reload", "reload", offloaded, context, backward.seconds))
@@ -204,22 +155,9 @@ def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments
     replay = forward_work(ops, passes, context, again)
     replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
     replay.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
-    wait_for_host(replay, context.software, context.tp)
+    nodes = forward_nodes(ops, context.software.timing, again, context.tp, sharded=context.sharded)
+    wait_for_host(replay, context.software, context.tp, nodes)
     return replay
-
-
-def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
-    """Add what the device waits for the host.
-
-    Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
-    blocking launches the two take turns.
-    """
-    if not software.timing.host_kernel_s:
-        return
-    host_s = work.kernels * launch_host_s(software, tp)
-    late_s = host_s if software.timing.blocking_launches else maximum(0.0, host_s - work.seconds)
-    work.host_s = work.host_s + late_s
-    work.launch_s = work.launch_s + late_s
 
 
 def forward_work(

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from steptime.base.config import Config
-from steptime.base.units import Bytes, BytesPerS
+from steptime.base.units import Bytes, BytesPerS, Seconds
 
 
 class Host(Config):
@@ -13,6 +13,8 @@ class Host(Config):
     """Memory of the node's processors, shared by its devices [B]."""
     memory_bytes_per_s: BytesPerS = Field(gt=0)
     """Rate at which all cores of the node stream through it, reads and writes together [B/s]."""
+    node_s: Seconds = Field(0.0, ge=0)
+    """Time to run a node of a traced graph (`performance.step_graph`), 0 where it was not measured [s]."""
     core_bytes_per_s: BytesPerS = Field(12e9, gt=0)
     """The same of one core [B/s]. 12 GB/s: STREAM triad of one thread on Skylake-SP (anandtech.com/show/11544)."""
 

@@ -102,6 +102,7 @@ class Facts(NamedTuple):
     attention_said: tuple[str | None, str | None]  # attention_kernel and attention_backend of the plan itself
     torch_said: tuple[bool, bool]  # the plan, other than its profile, asks for whole logits, or an AdamW not fused
     checkpoint_word: str | None
+    step_graph: str
     recompute: Recompute | None
     offload: frozenset[str]
     offload_share: float

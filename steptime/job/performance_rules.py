@@ -178,6 +178,13 @@ PERFORMANCE_RULES = [
         lambda f: f.kernels.compile == "none" or f.family in {"torch", "fsdp2", "deepspeed"},
     ),
     Rule(
+        "graph of torch's kernels",
+        "performance.step_graph",
+        "its nodes are torch's own kernels, of torch and FSDP2 without torch.compile (got {f.software}, compile "
+        "{f.kernels.compile}); use none",
+        lambda f: f.step_graph == "none" or (f.family in EAGER_TORCH and f.kernels.compile == "none"),
+    ),
+    Rule(
         "full keys",
         "performance.recompute.modules",
         "have an effect only with granularity selective (got granularity full); remove them, or use selective",
@@ -230,6 +237,7 @@ def performance_facts(said: Performance, software: Software) -> dict[str, Any]:
     return {
         "attention_said": (said.attention_kernel, said.attention_backend),
         "torch_said": (whole, update not in {None, "fused", usual.states.optimizer_impl}),
+        "step_graph": software.timing.step_graph,
         "checkpoint_word": said.activation_checkpointing_type,
         "recompute": said.recompute,
         "overlap": tuple((axis, float(share)) for axis, share in software.overlap if share is not None),

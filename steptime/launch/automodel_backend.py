@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from steptime.job.edit import read_model
 from steptime.launch.figures import Figures
-from steptime.software.settings import GraphModule
+from steptime.software.timing_settings import GraphModule
 
 ATTENTION: dict[str, dict[str, str]] = {
     "te": {"attention_kernel": "cudnn-9.19"},

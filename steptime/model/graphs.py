@@ -12,7 +12,7 @@ from steptime.model.scans import Scan
 from steptime.model.segments import MOE, depths, runs
 
 if TYPE_CHECKING:
-    from steptime.software.settings import Graphs
+    from steptime.software.timing_settings import Graphs
 
 NONE: frozenset[int] = frozenset()
 

@@ -8,13 +8,14 @@ from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, layer_counts
 from steptime.base.words import counted
 from steptime.cost.host import COMPILED_HOST, DTENSOR_HOST, launch_host_s
-from steptime.cost.part_seconds import Work
+from steptime.cost.nodes import run_by_host
+from steptime.cost.work import Work
 from steptime.job.parts import Part
 from steptime.model.ops import Comm, Gemm, Op
 from steptime.model.routing import Rows
 from steptime.model.segments import find_segments, replayed, rerun
 from steptime.report.breakdown import part_title
-from steptime.report.constants import constant, setting_source
+from steptime.report.constants import constant, machine_source, setting_source
 from steptime.report.format import percent, seconds, whole
 from steptime.report.kernel_table import op_times
 from steptime.report.table import Fact, FactList
@@ -59,7 +60,7 @@ def launch(estimate: Estimate) -> FactList:
                     f"{_prefix(part, estimate)}{way} {_wait(work, estimate)} = {seconds(float(work.host_s))} x {times} = "
                     f"{_of_step(float(work.host_s), count, estimate)}"
                 )
-    each = f"{seconds(float(launch_host_s(software, estimate.job.parallelism.tp)))} for each launch"
+    each = f"{seconds(_each(estimate))} for each {'node' if run_by_host(software.timing) else 'launch'}"
     when = "added to" if software.timing.blocking_launches else "the device waits where that exceeds"
     facts = [
         Fact("gaps", gaps or ["none"]),
@@ -77,9 +78,27 @@ def _added(sums_s: dict[str, float]) -> str:
     return " + ".join(f"{seconds(value)} {name}" for name, value in sums_s.items() if value) or "0 s"
 
 
+def _each(estimate: Estimate) -> float:
+    """The host's seconds for a launch, or for a node of a traced graph."""
+    software = estimate.job.software
+    timing = software.timing
+    return timing.node_s if run_by_host(timing) else float(launch_host_s(software, estimate.job.parallelism.tp))
+
+
 def host_rate(estimate: Estimate) -> list[str]:
     """The host's seconds of one launch as those of its profile times a factor, each with its source."""
     job, software = estimate.job, estimate.job.software
+    if run_by_host(software.timing):
+        idle = constant("cost.nodes.IDLE_SHARE").said
+        share = (
+            []
+            if software.timing.step_graph == "simplified"
+            else [f"a node without effect takes IDLE_SHARE of it, {idle}"]
+        )
+        return [
+            f"hardware.host.node_s {seconds(software.timing.node_s)} ({machine_source(job, 'host.node_s')})",
+            *share,
+        ]
     usual, each = software.timing.host_kernel_s, float(launch_host_s(software, job.parallelism.tp))
     source = setting_source(job, "host_kernel_s")
     if not each or each == usual:
@@ -128,9 +147,10 @@ def _of_part(part: Part, estimate: Estimate) -> list[_Factor]:
 def _wait(work: Work, estimate: Estimate) -> str:
     """The host's seconds to launch the kernels of one layer, less those of the kernels unless it waits for each."""
     software = estimate.job.software
-    each = float(launch_host_s(software, estimate.job.parallelism.tp))
-    launched = f"{counted(round(work.kernels), 'launch')} x {seconds(each)}"
-    on_device = work.kernels * each - float(work.host_s)
+    each, graph = _each(estimate), run_by_host(software.timing)
+    times = float(work.nodes_s) / each if graph else work.kernels
+    launched = f"{counted(round(times), 'node' if graph else 'launch')} x {seconds(each)}"
+    on_device = times * each - float(work.host_s)
     return launched if software.timing.blocking_launches else f"{launched} - {seconds(on_device)} of kernels"
 
 

@@ -10,7 +10,7 @@ from steptime.answer.tables import kind_label, works_of
 from steptime.base.num import tree_depth
 from steptime.base.rows import CollectiveRow
 from steptime.base.words import counted
-from steptime.cost.part_seconds import CommCall
+from steptime.cost.work import CommCall
 from steptime.job.assembly import Chunk
 from steptime.job.job import Job
 from steptime.job.mesh import comm_part

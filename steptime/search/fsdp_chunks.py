@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from steptime import fsdp
 from steptime.base.num import Num
 from steptime.cost.overlap import contention, hidden_s
-from steptime.cost.part_seconds import Work
+from steptime.cost.work import Work
 from steptime.fsdp.collective_ranks import shard_group
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.pipeline_chunks import ABSENT, ShardedChunk, in_buffer

@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, where
-from steptime.cost.part_seconds import PartTime, Work
+from steptime.cost.part_seconds import PartTime
+from steptime.cost.work import Work
 from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job

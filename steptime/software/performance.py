@@ -27,7 +27,6 @@ from steptime.software.settings import (
     CommSettings,
     Compile,
     Dtype,
-    Graphs,
     Impl,
     KernelSettings,
     LayoutSettings,
@@ -41,10 +40,10 @@ from steptime.software.settings import (
     OptimizerName,
     RopeImpl,
     StateSettings,
-    TimingSettings,
     as_written,
 )
 from steptime.software.state_bytes import StateBytes, state_bytes
+from steptime.software.timing_settings import OF_MACHINE, Graphs, StepGraph, TimingSettings
 
 ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes per element
 STATE_ITEMSIZE = ITEMSIZE | {"none": 0.0, "remainder": 2.0}
@@ -88,6 +87,7 @@ class Options(Config):
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
     cuda_graphs: Graphs | None = None
+    step_graph: StepGraph | None = None
     dummy_wgrads: Literal["none", "freed", "kept"] | None = None
     param_dtype: Dtype | None = None
     main_grad_dtype: Dtype | None = None
@@ -186,11 +186,10 @@ class Software(Config):
             "compute_capability": device.compute_capability or 0.0,
             "kernels": kernels_on(self.kernels, device),
         }
+        timing = self.timing.on_host(machine.host_factor, machine.host.node_s if machine.host else 0.0)
         if device.kernels is not None and self.family in EAGER_TORCH:
-            changes["timing"] = self.timing.replace(**device.kernels.model_dump(), measured=True)
-        elif machine.host_factor != 1.0:
-            changes["timing"] = self.timing.slower_host(machine.host_factor)
-        return self.model_copy(update=changes)
+            timing = timing.replace(**device.kernels.model_dump(), measured=True)
+        return self.model_copy(update=changes | {"timing": timing})
 
     @cached_property
     def itemsize(self) -> float:
@@ -240,7 +239,7 @@ SETTING_GROUPS = {
 }
 _GROUP_OF: dict[str, str] = {
     "precision": "",
-    **{key: group for group, cls in SETTING_GROUPS.items() for key in cls.__annotations__ if key != "measured"},
+    **{key: group for group, cls in SETTING_GROUPS.items() for key in cls.__annotations__ if key not in OF_MACHINE},
     "overlap": "",
 }
 """Switch -> the group that contains it; "": `Software` itself."""

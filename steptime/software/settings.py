@@ -3,7 +3,7 @@
 A profile's file and a config's `performance` section write them flat, by the names of the fields here, which no two groups share.
 """
 
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -47,10 +47,6 @@ OffloadModule: TypeAlias = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
 ]
 """Megatron-Core's names (megatron/core/transformer/transformer_config.py, offload_modules)."""
-GraphModule: TypeAlias = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
-"""Megatron-Core's names (megatron/core/transformer/enums.py, CudaGraphScope)."""
-Graphs: TypeAlias = bool | tuple[GraphModule, ...]
-"""Whether CUDA graphs launch the kernels of a step, or the modules of a layer for which they do (`model.graphs`)."""
 
 
 class LayoutSettings(Switches):
@@ -265,33 +261,6 @@ class MoeSettings(Config):
     overlap_keeps_pieces: bool = False
     """With `overlap.ep`, inputs and gradients of a chunk's layers stay until its whole backward has run (Megatron-Core before
     core_v0.16)."""
-
-
-class TimingSettings(Switches):
-    """Fixed times of kernels and launches."""
-
-    gemm_kernel_s: Seconds
-    """Fixed time of one GEMM kernel: launch, prologue, drain [s]."""
-    move_kernel_s: Seconds
-    """Fixed time of one memory-bound kernel [s]."""
-    layer_gap_s: Seconds
-    """Gaps between kernels of a layer, both passes of one micro-batch: late launches, and kernels too small to be listed [s]."""
-    move_rate: float
-    """Rate of memory-bound kernels / that of a long copy."""
-    host_kernel_s: Seconds
-    """Time of the host to launch a kernel: Python, autograd, driver [s]. A block whose kernels are shorter is host-bound."""
-    blocking_launches: bool
-    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
-    cuda_graphs: Graphs
-    """Kernels of a step, or of some modules of a layer, are launched from CUDA graphs, which shrinks the gaps."""
-    compute_factor: float
-    """Factor on the modeled time of kernels and launches, by framework and release."""
-    measured: bool = False
-    """Whether the kernel times were measured on the device, not taken from the profile; set by `Software.on`."""
-
-    def slower_host(self, factor: float) -> Self:
-        """The same on hosts whose launches take `factor` times as long."""
-        return self.replace(host_kernel_s=self.host_kernel_s * factor)
 
 
 def as_written(cls: type[S], values: dict[str, Any]) -> S:

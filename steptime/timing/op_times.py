@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from steptime.cost import compute
-from steptime.cost.part_seconds import CommCall, Work, add_backward, exchanges_beside, forward_work
+from steptime.cost.part_seconds import add_backward, exchanges_beside, forward_work
+from steptime.cost.work import CommCall, Work
 from steptime.job.assembly import Chunk
 from steptime.job.mesh import comm_part
 from steptime.job.parts import Part

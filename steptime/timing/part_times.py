@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 from steptime.base.num import Num, maximum
 from steptime.base.records import record
 from steptime.cost import compute
-from steptime.cost.host import graphed_kernels
+from steptime.cost.host import graphed_kernels, wait_for_host
 from steptime.cost.network import network, one_link
+from steptime.cost.nodes import forward_nodes
 from steptime.cost.pace import slower_rates, slower_tiers
-from steptime.cost.part_seconds import Context, PartTime, Work, forward_work, part_time, wait_for_host
+from steptime.cost.part_seconds import Context, PartTime, forward_work, part_time
 from steptime.cost.rates import rates
+from steptime.cost.work import Work
 from steptime.fsdp.of_job import applies
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, content_of, take
@@ -25,7 +27,7 @@ from steptime.model.ops import Comm, Gemm, Move, Op
 from steptime.model.segments import MOE, Segment, find_segments, kept_names, replayed
 from steptime.software.calibration import slowdown
 from steptime.software.efficiency import efficiency
-from steptime.software.settings import Graphs
+from steptime.software.timing_settings import Graphs
 
 GRAPHED_GAP = 0.5
 """Share of a layer's launch gaps that remains when its kernels are launched from CUDA graphs (assumed: the host no longer delays
@@ -62,7 +64,9 @@ def pricing(job: Job) -> Pricing:
         found = found._replace(accumulate_bytes=0.0)
     link = job.machine.accelerator.host_bytes_per_s or inf
     woven = woven_share(job, job.data.gbs)
-    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
+    sharded = applies(job)
+    context = Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven, sharded)
+    return Pricing(context, dp_tiers, n_dcs)
 
 
 def woven_share(job: Job, gbs: Num) -> Num:
@@ -249,7 +253,8 @@ def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     work = forward_work(ops, passes, context, again)
     work.launch_s = (times.forward.launch_s - times.forward.host_s) * len(again) / len(ops)
     work.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
-    wait_for_host(work, context.software, context.tp)
+    nodes = forward_nodes(ops, context.software.timing, again, context.tp, sharded=context.sharded)
+    wait_for_host(work, context.software, context.tp, nodes)
     return work
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.base.rows import Pipeline, Time
-from steptime.cost.part_seconds import Work
+from steptime.cost.work import Work
 from steptime.job.mesh import comm_part
 from steptime.schedule import in_flight
 from steptime.timing.step_time import StepTime, run_pipeline

@@ -17,6 +17,7 @@ from steptime.validation.row_torchtitan import (
     heads_of,
     norm_of,
     saves_gathers,
+    step_graph,
     traced,
     waits_for_gathers,
 )
@@ -96,6 +97,8 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["loss_impl"] = "traced"
     if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
         section["recompute_stops_early"] = True
+    if graph := step_graph(row, notes):
+        section["step_graph"] = graph
     if waits_for_gathers(notes):
         section["overlap"] = {"dp": False}
     return section

@@ -123,6 +123,16 @@ def traced(row: MeasuredRow) -> bool:
     return "graphtrainer" in row.text("framework").lower()
 
 
+def step_graph(row: MeasuredRow, notes: str) -> str:
+    """The traced graph that the host runs: GraphTrainer's and its predecessor's; "" for others, and where inductor compiles it.
+
+    Passes remove nodes without effect since 2026-04-12 (pull requests 2917 to 2920, before 2924); some runs had none.
+    """
+    if not re.search("graph_?trainer|compiler_toolkit", row.text("framework").lower()) or "full inductor" in notes:
+        return ""
+    return "traced" if "no passes" in notes or before(row, 2917, "2026-03") is True else "simplified"
+
+
 def by_parameter(row: MeasuredRow) -> bool:
     """Whether a traced graph gathers each parameter (torchtitan's SimpleFSDP)."""
     return "simple" in row.text("zero_or_fsdp").lower() and row.whole("pp") in {None, 1}

@@ -85,10 +85,10 @@ def test_a_traced_step_gathers_each_parameter_and_recomputes_only_what_backward_
 @pytest.mark.parametrize(
     ("function", "section"),
     [
-        ("long", {"compile": "all", "activation_checkpointing_type": "full", "cuda_graphs": True}),
-        ("slow", {"loss_impl": "traced", "overlap": {"dp": False}, "precision": "fp8_rowwise"}),
-        ("offloads", {"loss_impl": "traced"}),
-        ("untraced", {"activation_checkpointing_type": "none"}),
+        ("long", {"compile": "all", "step_graph": None, "activation_checkpointing_type": "full", "cuda_graphs": True}),
+        ("slow", {"loss_impl": "traced", "step_graph": "traced", "overlap": {"dp": False}, "precision": "fp8_rowwise"}),
+        ("offloads", {"loss_impl": "traced", "step_graph": "simplified"}),
+        ("untraced", {"step_graph": None, "activation_checkpointing_type": "none"}),
     ],
 )
 def test_passes_policies_and_inductor(registry, function, section):

@@ -15,7 +15,8 @@ from physics_jobs import job, machine
 from steptime.answer.result import estimate
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.neighbors import Neighbors, beside_exchanges, with_gaps
-from steptime.cost.part_seconds import Work, add_backward, forward_work
+from steptime.cost.part_seconds import add_backward, forward_work
+from steptime.cost.work import Work
 from steptime.model.ops import Comm, Gemm, Op, Param
 from steptime.software.settings import MoeSettings
 from steptime.timing.part_times import pricing

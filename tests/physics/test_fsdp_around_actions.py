@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 from physics_jobs import job, machine
 
-from steptime.cost.part_seconds import PartTime, Work
+from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import rates
+from steptime.cost.work import Work
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, Prices
 from steptime.fsdp.seconds import CommSeconds, ShardedPass
 from steptime.job.assembly import Assembly

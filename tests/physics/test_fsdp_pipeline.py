@@ -12,8 +12,9 @@ from physics_jobs import SLIGHTLY, job, machine
 from steptime.answer.memory_over_time import stage_holds
 from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
-from steptime.cost.part_seconds import PartTime, Work
+from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import rates
+from steptime.cost.work import Work
 from steptime.fsdp.pipeline_chunks import Gradients, chunk_bytes
 from steptime.fsdp.pipeline_memory import situations
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds

@@ -7,7 +7,7 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.cost.comm import CommCost
-from steptime.cost.part_seconds import CommCall, Work
+from steptime.cost.work import CommCall, Work
 from steptime.timing.op_times import OpTime, chunk_op_times, op_times, replayed_times
 from steptime.timing.step_time import layer_replays_s
 

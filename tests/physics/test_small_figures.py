@@ -9,8 +9,9 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.cost.comm import FREE
-from steptime.cost.part_seconds import PartTime, Work
+from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import rates
+from steptime.cost.work import Work
 from steptime.fsdp.calls import Calls
 from steptime.fsdp.groups import flat_group
 from steptime.fsdp.pipeline_chunks import chunk_bytes

@@ -15,7 +15,8 @@ from physics_jobs import job, machine
 from steptime.answer.result import estimate
 from steptime.cost.async_tp import sum_s, waits_for_a_sum
 from steptime.cost.compute import NOTHING
-from steptime.cost.part_seconds import Work, add_backward, forward_work
+from steptime.cost.part_seconds import add_backward, forward_work
+from steptime.cost.work import Work
 from steptime.model.ops import Comm, Gemm, Param
 from steptime.timing.part_times import pricing
 

@@ -10,7 +10,8 @@ from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
 from steptime.launch.megatron.flags import is_of_core
 from steptime.launch.megatron.torch_fsdp import by_torch_fsdp
-from steptime.software.settings import GraphModule, OffloadModule
+from steptime.software.settings import OffloadModule
+from steptime.software.timing_settings import GraphModule
 
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})

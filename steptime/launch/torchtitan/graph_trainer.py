@@ -127,6 +127,7 @@ def graph_of(keys: JobKeys, *, experts: bool) -> dict[str, Any]:
     found = _POLICIES.get(policy, {}) | {"recompute_stops_early": True}
     found |= {"compile": "all"} if fuses(keys) else {"loss_impl": "traced"}
     passes = keys.on("compile.enable_passes", default=True)
+    found |= {} if fuses(keys) else {"step_graph": "simplified" if passes else "traced"}
     if passes and not experts and "cudagraph_pass" not in keys.words("compile.disable_passes"):
         found["cuda_graphs"] = True
     return found if passes else found | {"overlap": {"dp": False}}

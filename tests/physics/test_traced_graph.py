@@ -1,0 +1,90 @@
+"""A traced graph whose nodes the host runs one by one (`performance.step_graph`), on a host that takes 1 ms for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime import estimate
+from steptime.cost.nodes import IDLE_SHARE
+from steptime.hardware.machine import Machine
+
+NODE = 0.001
+FORWARD, BACKWARD = 7 * 5 + 2 * 4 + 21.5 + 7 + 2 + 2, 7 * 7 + 2 * 4 + 21.5 + 8 + 3 + 5
+"""A Llama layer: 7 products, 2 norms, rotary embeddings (10 kernels of 2.15 nodes), attention, the activation's two kernels, two
+residuals. Backward adds gradients 5 times: the layer's input and the tensor between its halves are each read twice, the output of
+the first norm by three products, of the second by two."""
+IDLE = 7 * (1 + 3) + 2 * 2 + 2
+"""Nodes without effect of the products, the norms and attention."""
+WEIGHTS = 9
+
+
+def on(node_s: float = NODE, **figures: Any) -> Machine:
+    """A device that computes in no time unless said otherwise, and its host."""
+    figures = {"flops": 1e30, "memory": 1e30, "kernels": {"host_kernel_s": 2.0}} | figures
+    host = {"memory_bytes_per_s": 1e12, "node_s": node_s}
+    return Machine(**machine(**figures).model_dump(exclude={"host"}), host=host)
+
+
+def layer_s(software: str = "torch", of: Machine | None = None, graph: str = "simplified", **said: Any) -> float:
+    """Launch gaps that a second layer adds to a step."""
+    layout = {key: said.pop(key) for key in ("dp",) if key in said}
+    performance = {"step_graph": graph} | said
+
+    def gaps(layers: int) -> float:
+        plan = job(software, on=of or on(), model={"n_layers": layers}, performance=performance, **layout)
+        return estimate(plan).time.parts_s.get("launch", 0.0)
+
+    return gaps(2) - gaps(1)
+
+
+def test_a_device_waits_for_every_node():
+    assert layer_s() == pytest.approx(NODE * (FORWARD + BACKWARD))
+
+
+def test_nodes_without_effect_take_a_share_of_the_time():
+    """31 of 77 us (pytorch/torchtitan@7a8e76d1 autoresearch/results.tsv)."""
+    assert pytest.approx(31 / 77, abs=0.01) == IDLE_SHARE
+    assert layer_s(graph="traced") == pytest.approx(NODE * (FORWARD + BACKWARD + 0.4 * IDLE))
+
+
+def test_a_slower_device_does_not_wait():
+    assert layer_s(of=on(flops=1.0)) == 0.0
+
+
+def test_cuda_graphs_run_no_nodes():
+    assert layer_s(cuda_graphs=True) == 0.0
+
+
+def test_graphs_of_attention_leave_the_nodes_of_the_mlp():
+    """Forward 3 products, a norm, two kernels of the activation, a residual; backward two sums of gradients and the rest."""
+    left = 3 * 5 + 4 + 2 + 1 + 3 * 7 + 4 + 3 + 2
+    assert layer_s(cuda_graphs=["attn"]) == pytest.approx(NODE * left)
+
+
+def test_without_a_time_per_node_launches_count():
+    """24 kernels forward and 29 backward (test_launch_gaps.py), 2 s each."""
+    assert layer_s(of=on(node_s=0.0)) == pytest.approx(2.0 * (24 + 29))
+
+
+def test_a_sharded_weight_adds_its_gather_and_its_reduction():
+    """All-gather, reduce-scatter and a wait for each: 4 nodes of each of 9 weights."""
+    assert layer_s("fsdp2", dp=2) == pytest.approx(NODE * (FORWARD + BACKWARD + 4 * WEIGHTS))
+
+
+@pytest.mark.parametrize("slow", [1e9, 1e3])
+def test_communication_passes_while_the_device_waits(slow):
+    """The step takes the longer of the host's nodes and of what the network leaves exposed.
+
+    At 1e9 B/s gathers and reductions of 590,464 weights take about 5 ms of a step of 0.5 s; at 1e3 B/s, thousands of seconds.
+    """
+    steps = {}
+    for link in (1e30, slow):
+        for graph in ("simplified", "none"):
+            plan = job("fsdp2", on=on(link=link, kernels={}), performance={"step_graph": graph}, dp=2)
+            steps[link, graph] = estimate(plan).step_s
+    longer = max(steps[1e30, "simplified"], steps[slow, "none"])
+    assert steps[slow, "none"] > 0.001
+    assert steps[slow, "simplified"] == pytest.approx(longer, rel=1e-3)
