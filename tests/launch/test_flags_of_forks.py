@@ -59,3 +59,37 @@ def test_masks_trained_over_frozen_weights_are_refused(tmp_path):
     told = problem_of(tmp_path, f"{GPT2} --N 2 --M 4 --mask-only --gumbel-scale-range 1e2 5e2")
     assert "--mask-only" in told
     assert "its name suggests a cost" in told
+
+
+def test_activations_of_a_fork_by_one_name(tmp_path):
+    """--activation and --no-bias: a gated function has a third matrix, the others two; an MLP without bias has none."""
+    model = job_of(tmp_path, f"{GPT2} --activation swiglu --ffn-hidden-size 2816 --no-bias").model
+    assert (model.glu, model.activation, model.inter_sz, model.bias) == (True, "silu", 2816, False)
+    plain = job_of(tmp_path, f"{GPT2} --activation gelu").model
+    assert (plain.glu, plain.activation, plain.bias) == (False, "gelu", True)
+
+
+def test_a_head_of_its_own(tmp_path):
+    """Megatron-LLaMA's --causal-lm: vocabulary * h more parameters; with tp the head is whole on each rank, which is refused."""
+    tied, own = (job_of(tmp_path, f"{GPT2} {flag}").model for flag in ("", "--causal-lm"))
+    assert (tied.tie_embeddings, own.tie_embeddings) == (True, False)
+    told = problem_of(tmp_path, f"{GPT2} --causal-lm --tensor-model-parallel-size 2")
+    assert "a head of its own that tensor-parallel ranks do not divide" in told
+
+
+def test_compiled_operators_of_an_npu_cost_nothing(tmp_path):
+    assert job_of(tmp_path, f"{GPT2} --jit-compile").model == job_of(tmp_path, GPT2).model
+
+
+@pytest.mark.parametrize("flag", ["--grad_comp", "--use_error_feedback", "--compression-kind topk"])
+def test_compressed_gradients_are_refused(tmp_path, flag):
+    assert "its name suggests a cost" in problem_of(tmp_path, f"{GPT2} {flag}")
+    assert job_of(tmp_path, f"{GPT2} --log-compression-rate").data.gbs == 8
+
+
+def test_a_script_that_only_checks_its_job_says_how_it_is_started(tmp_path):
+    """By default it ends before its launch command, with the variable that makes it go on in its own words."""
+    check = 'if [[ "${GO:-0}" != "1" ]]; then\n  echo "  GO=1 bash $0"\n  exit 0\nfi\n'
+    told = problem_of(tmp_path, GPT2, check)
+    assert "line 3 prints how it is started: GO=1 bash" in told
+    assert told.endswith("write GO=1 before the command")

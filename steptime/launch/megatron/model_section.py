@@ -27,11 +27,9 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
     if keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values:
         return _of_checkpoint(keys)
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
-    named = keys.get("glu_activation") is not None
+    named = str(keys.get("glu_activation")).endswith("glu")
     glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit") or named
     norm = "rmsnorm" if keys.on("use_rms_norm") else keys.word("normalization")
-    tied = not keys.on("untie_embeddings_and_output_weights")
-    tied = keys.on("share_embeddings_and_output_weights", default=tied)
     section: dict[str, Any] = {
         "n_layers": keys.whole("num_layers") if hybrid_pattern(keys) else keys.count("num_layers"),
         "hidden_sz": hidden,
@@ -46,7 +44,7 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
         "norm": norm,
         "bias": keys.on("add_bias_linear"),
         "qk_norm": keys.on("qk_layernorm") and not latent(keys),
-        "tie_embeddings": tied,
+        "tie_embeddings": _tied(keys),
         **_dropout(keys),
         "norm_bias": norm == "layernorm",
     }
@@ -59,6 +57,15 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
     if depths := section.get("mtp") or keys.whole("mtp_num_layers", least=0):
         section |= {"mtp": depths, "mtp_repeated": keys.on("mtp_use_repeated_layer") or None}
     return {key: value for key, value in section.items() if value is not None}
+
+
+def _tied(keys: JobKeys) -> bool:
+    """Whether the head shares the embedding's weights; --causal-lm makes a head of its own."""
+    own = keys.on("causal_lm")
+    if own and keys.count("tensor_model_parallel_size") == 1:
+        keys.becomes("causal_lm", "model.tie_embeddings")
+    apart = own or keys.on("untie_embeddings_and_output_weights")
+    return keys.on("share_embeddings_and_output_weights", default=not apart)
 
 
 _LOADED = ("load", "pretrained_checkpoint", "tokenizer_model", "tokenizer_name_or_path")
