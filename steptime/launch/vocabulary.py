@@ -26,6 +26,15 @@ _ADDED = {"SentencePieceTokenizer": (b"<CLS>", b"<SEP>", b"<EOD>", b"<MASK>", b"
 _SentencePieceTokenizer; later only with --tokenizer-sentencepiece-legacy)."""
 
 
+def reads_pieces(kind: str) -> bool:
+    """Whether a tokenizer of this type may read a SentencePiece model; one that stands beside another type is not its own.
+
+    >>> reads_pieces("QwenTokenizer"), reads_pieces("Llama2Tokenizer")
+    (False, True)
+    """
+    return not kind.lower().startswith("qwen")
+
+
 @cache
 def _known() -> list[tuple[re.Pattern[str], int, str]]:
     table = parse_mapping(*read_source(FOLDER / "vocabularies.yaml"))
@@ -51,7 +60,7 @@ def entries_of(
     own = False
     for name in files:
         found_at = (_beside(name, beside) if beside is not None else None) or Path(name)
-        counted = _counted(found_at) or _pieces(found_at, _ADDED.get(kind, ()))
+        counted = _counted(found_at) or (_pieces(found_at, _ADDED.get(kind, ())) if reads_pieces(kind) else None)
         if counted is not None:
             return counted, f"as counted in {found_at.name}"
         hub = re.search(r"models--([^/]+?)--([^/]+)", name)  # the hub's cache, whatever snapshot

@@ -81,8 +81,11 @@ def test_compiled_operators_of_an_npu_cost_nothing(tmp_path):
     assert job_of(tmp_path, f"{GPT2} --jit-compile").model == job_of(tmp_path, GPT2).model
 
 
-@pytest.mark.parametrize("flag", ["--grad_comp", "--use_error_feedback", "--compression-kind topk"])
-def test_compressed_gradients_are_refused(tmp_path, flag):
+@pytest.mark.parametrize(
+    "flag", ["--grad_comp", "--use_error_feedback", "--compression-kind topk", "--cross-site-delay 20", "--zb-runtime"]
+)
+def test_other_exchanges_and_schedules_are_refused(tmp_path, flag):
+    """Compressed gradients, a delay that a fork adds to its messages, a fork's runtime of another schedule."""
     assert "its name suggests a cost" in problem_of(tmp_path, f"{GPT2} {flag}")
     assert job_of(tmp_path, f"{GPT2} --log-compression-rate").data.gbs == 8
 
@@ -93,3 +96,30 @@ def test_a_script_that_only_checks_its_job_says_how_it_is_started(tmp_path):
     told = problem_of(tmp_path, GPT2, check)
     assert "line 3 prints how it is started: GO=1 bash" in told
     assert told.endswith("write GO=1 before the command")
+
+
+def test_overlap_of_one_kernel_that_multiplies_and_communicates(tmp_path):
+    """MindSpeed's --use-mc2 hides communication of tensor parallelism, which is counted as not hidden and told."""
+    for flag in ("--use-mc2", "--use-ascend-mc2"):
+        job = job_of(tmp_path, f"{GPT2} {flag} --tensor-model-parallel-size 2")
+        assert any(flag in note and "under its products" in note for note in job.notes)
+        assert not any(flag in note for note in job_of(tmp_path, f"{GPT2} {flag}").notes)
+
+
+def test_a_variable_whose_default_is_a_command(tmp_path):
+    """The user gives the variable; the back end by the host's name is no question."""
+    before = 'WORLD=${WORLD:-$(wc -l < "$LIST")}\n[[ $(hostname) == x4* ]] && BE=ccl\n'
+    told = problem_of(tmp_path, f"{GPT2} --distributed-backend $BE --global-batch-size $((WORLD * 8))", before)
+    assert "--global-batch-size" in told
+    assert "--distributed-backend" not in told
+    assert told.endswith("write WORLD=... before the command")
+
+
+def test_a_sentencepiece_model_beside_a_tokenizer_of_another_type(tmp_path):
+    """Two pieces (fields of number 1, the text in the first of each); Qwen's tokenizer reads ranks, so these are not its."""
+    (tmp_path / "own.model").write_bytes(b"\x0a\x03\x0a\x01a\x0a\x03\x0a\x01b")
+    flags = "--tokenizer-model own.model --tokenizer-type"
+    assert job_of(tmp_path, f"{flags} GPTSentencePieceTokenizer").model.vocab_sz == 2
+    assert problem_of(tmp_path, f"{flags} QwenTokenizer").endswith(
+        "vocabulary size unknown; add --set model.vocab_sz=N"
+    )

@@ -11,7 +11,7 @@ from steptime.launch.megatron.attention_kinds import attention_section, latent
 from steptime.launch.megatron.expert_layers import expert_section
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
 from steptime.launch.named_models import preset_of
-from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
+from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes, reads_pieces
 
 _TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
 """Arguments that name a tokenizer's files."""
@@ -172,7 +172,7 @@ def _vocabulary(keys: JobKeys) -> int | None:
             found = found or entries_of("", [str(keys.get("load"))])
         if keys.tokenizer.isdecimal():
             found = found or (int(keys.tokenizer), "VOCAB_SIZE of the script")
-        elif keys.tokenizer and not found:  # its file has a plain name
+        elif keys.tokenizer and not found and reads_pieces(kind):  # its file has a plain name
             found = entries_of("", [f"{keys.tokenizer}_tokenizer.model"])
         found = found or _one_multiple(keys)
         if found is None:
