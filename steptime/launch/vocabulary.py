@@ -16,8 +16,8 @@ from steptime.launch.named_models import preset_of
 from steptime.model.presets import model_names
 
 _PLAIN = re.compile(
-    r"(?:tokenizers?|vocab|merges|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
-    r"|dir|json|txt|bpe|experiments?|runs?|outputs?|checkpoints?|work|examples?|megatron|lm|\d|[\W_])*"
+    r"(?:tokenizers?|vocab|merges?|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
+    r"|dir|json|txt|bpe|experiments?|runs?|outputs?|checkpoints?|work|examples?|megatron|lm|for|gpt|training|\d|[\W_])*"
 )
 """Parts of file names that do not identify the tokenizer."""
 _LARGEST = 64_000_000

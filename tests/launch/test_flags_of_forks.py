@@ -1,5 +1,7 @@
 """Flags of forks of Megatron-LM, and what a script says of its vocabulary."""
 
+import json
+
 import pytest
 from launch_readings import HARDWARE
 
@@ -123,3 +125,29 @@ def test_a_sentencepiece_model_beside_a_tokenizer_of_another_type(tmp_path):
     assert problem_of(tmp_path, f"{flags} QwenTokenizer").endswith(
         "vocabulary size unknown; add --set model.vocab_sz=N"
     )
+
+
+@pytest.mark.parametrize(("flag", "half"), [("--bf16", "fp16"), ("--fp16", "bf16")])
+def test_two_half_precisions(tmp_path, flag, half):
+    """DeepSpeed casts the module to the ds_config's, whatever Megatron-LM made it in; which was meant is asked for."""
+    (tmp_path / "ds.json").write_text(json.dumps({half: {"enabled": True}, "train_batch_size": 8}), encoding="utf-8")
+    script = RUN.replace("--bf16", flag) + f" {GPT2} --deepspeed --deepspeed_config ds.json --zero-stage 1"
+    path = tmp_path / "run.sh"
+    path.write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        to_job(read("megatron", str(path), HARDWARE), HARDWARE)
+    (line,) = error.value.problems
+    told = f"ds.json: {half}.enabled contradicts {flag}; add --set performance.precision={half} or {flag[2:]}"
+    assert line.endswith(told)
+    sets = HARDWARE | {"performance.precision": half}
+    assert to_job(read("megatron", str(path), sets), sets).performance.precision == half
+
+
+def test_files_to_be_filled_in_say_nothing_of_a_vocabulary(tmp_path):
+    """A text in a file's place names no tokenizer: then its type does, or the preset of these sizes and that name (MLP: 4h)."""
+    place = "--vocab-file vocab file for gpt training --merge-file merge file for gpt training"
+    job = job_of(tmp_path, f"{place} --tokenizer-type GPT2BPETokenizer")
+    assert job.model.vocab_sz == 50257
+    sizes = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --load ckpt/gpt3-1.3b"
+    job = job_of(tmp_path, f"{sizes} --tokenizer-type PretrainedFromHF --tokenizer-name-or-path 'your tokenizer path'")
+    assert (job.model.inter_sz, job.model.vocab_sz) == (4 * 2048, 50257)
