@@ -82,6 +82,15 @@ def taken(devices: int, by: str) -> str:
     return f"{NOT_STATED}, {devices} assumed: {by}; else {SET_DEVICES}"
 
 
+def by_comment(devices: int | None) -> tuple[str, ...]:
+    """The note on a number that only a comment of the file gives, which may be that of another run of the same model.
+
+    >>> by_comment(96), by_comment(None)
+    (('number of devices not set, 96 assumed: a comment of the file; else add --set parallelism.dp=N',), ())
+    """
+    return () if devices is None else (taken(devices, "a comment of the file"),)
+
+
 def is_spread(note: str, devices: int, on_node: int) -> bool:
     """Whether a note says that the file starts its processes on more nodes than they take on the chosen machine.
 

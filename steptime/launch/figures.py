@@ -17,8 +17,9 @@ _OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
 
 
 _SPARSE = frozenset({"local", "sparse_fixed", "sparse_variable", "bslongformer", "bigbird"})
-_OTHER_LAYERS = frozenset({"gmlp", "amlp", "mamba", "rwkv"})
-"""Words of GPT-NeoX's attention_config for sparse attention, and for layers of another kind (megatron/neox_arguments)."""
+_ATTENTION = frozenset({"global", "flash"}) | _SPARSE
+"""Words of GPT-NeoX's attention_config for sparse attention, and for attention at all; its others, and those of forks, are
+layers of another kind (megatron/neox_arguments/neox_args.py, ATTENTION_TYPE_CHOICES: gmlp, amlp, mamba, rwkv)."""
 
 
 def size_of(value: Any, default: Any) -> Any:
@@ -134,7 +135,7 @@ class Figures:
         """The attention kernel that the words for the layers name (GPT-NeoX's attention_config), or a switch."""
         keys, by = self.keys, self.figures.get("@attention")
         kinds = set(re.findall(r"[a-z_]+", str(self.get("@attention")).lower())) - {"all", "none"}
-        if by is not None and (other := sorted(kinds & _OTHER_LAYERS)):
+        if by is not None and (other := sorted(kinds - _ATTENTION)):
             keys.leave_out(by, f"{other[0]} layers, {OTHER_MODEL}")
         elif by is not None and kinds & _SPARSE:
             keys.approximate(by, "full causal attention is counted")

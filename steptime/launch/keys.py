@@ -159,7 +159,8 @@ _COST = re.compile(
     r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
     r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
     r"|compile|graphs?|accum\w*|freeze\w*|frozen|packing|packed|tensors?|width|depth"
-    r"|mask_only|gumbel|prun(?:e|ed|ing)|sparsity|distill\w*|teacher|student"
+    r"|mask_only|gumbel|prun(?:e|ed|ing)|sparsity|distill\w*|teacher|student|grad_comp|compress(?:ed|ion|or)?|error_feedback"
+    r"|delays?|interleave\w*|zb"
     r"|(?:model|block|context|ctx)_(?:size|len(?:gth)?))(?:_|$)"
 )
 """Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer, overlap, what trains."""

@@ -22,7 +22,7 @@ from steptime.launch.config_sections import (
     of_section,
     of_subcommand,
 )
-from steptime.launch.devices import SET_DEVICES, of_comment
+from steptime.launch.devices import SET_DEVICES, by_comment, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
@@ -235,7 +235,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
-    return Said(flatten(tree), of_comment(text), program=program)
+    return Said(flatten(tree), (named := of_comment(text)), program=program, notes=by_comment(named))
 
 
 def _of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -16,14 +16,23 @@ from steptime.launch.named_models import preset_of
 from steptime.model.presets import model_names
 
 _PLAIN = re.compile(
-    r"(?:tokenizers?|vocab|merges|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
-    r"|dir|json|txt|bpe|experiments?|runs?|outputs?|checkpoints?|work|examples?|megatron|lm|\d|[\W_])*"
+    r"(?:tokenizers?|vocab|merges?|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
+    r"|dir|json|txt|bpe|experiments?|runs?|outputs?|checkpoints?|work|examples?|megatron|lm|for|gpt|training|\d|[\W_])*"
 )
 """Parts of file names that do not identify the tokenizer."""
 _LARGEST = 64_000_000
 _ADDED = {"SentencePieceTokenizer": (b"<CLS>", b"<SEP>", b"<EOD>", b"<MASK>", b"<PAD>")}
 """Tokens that a tokenizer type adds to its pieces where they lack them (Megatron-LM up to core 0.14, tokenizer/tokenizer.py,
 _SentencePieceTokenizer; later only with --tokenizer-sentencepiece-legacy)."""
+
+
+def reads_pieces(kind: str) -> bool:
+    """Whether a tokenizer of this type may read a SentencePiece model; one that stands beside another type is not its own.
+
+    >>> reads_pieces("QwenTokenizer"), reads_pieces("Llama2Tokenizer")
+    (False, True)
+    """
+    return not kind.lower().startswith("qwen")
 
 
 @cache
@@ -51,7 +60,7 @@ def entries_of(
     own = False
     for name in files:
         found_at = (_beside(name, beside) if beside is not None else None) or Path(name)
-        counted = _counted(found_at) or _pieces(found_at, _ADDED.get(kind, ()))
+        counted = _counted(found_at) or (_pieces(found_at, _ADDED.get(kind, ())) if reads_pieces(kind) else None)
         if counted is not None:
             return counted, f"as counted in {found_at.name}"
         hub = re.search(r"models--([^/]+?)--([^/]+)", name)  # the hub's cache, whatever snapshot

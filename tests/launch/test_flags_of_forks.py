@@ -1,5 +1,7 @@
 """Flags of forks of Megatron-LM, and what a script says of its vocabulary."""
 
+import json
+
 import pytest
 from launch_readings import HARDWARE
 
@@ -59,3 +61,93 @@ def test_masks_trained_over_frozen_weights_are_refused(tmp_path):
     told = problem_of(tmp_path, f"{GPT2} --N 2 --M 4 --mask-only --gumbel-scale-range 1e2 5e2")
     assert "--mask-only" in told
     assert "its name suggests a cost" in told
+
+
+def test_activations_of_a_fork_by_one_name(tmp_path):
+    """--activation and --no-bias: a gated function has a third matrix, the others two; an MLP without bias has none."""
+    model = job_of(tmp_path, f"{GPT2} --activation swiglu --ffn-hidden-size 2816 --no-bias").model
+    assert (model.glu, model.activation, model.inter_sz, model.bias) == (True, "silu", 2816, False)
+    plain = job_of(tmp_path, f"{GPT2} --activation gelu").model
+    assert (plain.glu, plain.activation, plain.bias) == (False, "gelu", True)
+
+
+def test_a_head_of_its_own(tmp_path):
+    """Megatron-LLaMA's --causal-lm: vocabulary * h more parameters; with tp the head is whole on each rank, which is refused."""
+    tied, own = (job_of(tmp_path, f"{GPT2} {flag}").model for flag in ("", "--causal-lm"))
+    assert (tied.tie_embeddings, own.tie_embeddings) == (True, False)
+    told = problem_of(tmp_path, f"{GPT2} --causal-lm --tensor-model-parallel-size 2")
+    assert "a head of its own that tensor-parallel ranks do not divide" in told
+
+
+def test_compiled_operators_of_an_npu_cost_nothing(tmp_path):
+    assert job_of(tmp_path, f"{GPT2} --jit-compile").model == job_of(tmp_path, GPT2).model
+
+
+@pytest.mark.parametrize(
+    "flag", ["--grad_comp", "--use_error_feedback", "--compression-kind topk", "--cross-site-delay 20", "--zb-runtime"]
+)
+def test_other_exchanges_and_schedules_are_refused(tmp_path, flag):
+    """Compressed gradients, a delay that a fork adds to its messages, a fork's runtime of another schedule."""
+    assert "its name suggests a cost" in problem_of(tmp_path, f"{GPT2} {flag}")
+    assert job_of(tmp_path, f"{GPT2} --log-compression-rate").data.gbs == 8
+
+
+def test_a_script_that_only_checks_its_job_says_how_it_is_started(tmp_path):
+    """By default it ends before its launch command, with the variable that makes it go on in its own words."""
+    check = 'if [[ "${GO:-0}" != "1" ]]; then\n  echo "  GO=1 bash $0"\n  exit 0\nfi\n'
+    told = problem_of(tmp_path, GPT2, check)
+    assert "line 3 prints how it is started: GO=1 bash" in told
+    assert told.endswith("write GO=1 before the command")
+
+
+def test_overlap_of_one_kernel_that_multiplies_and_communicates(tmp_path):
+    """MindSpeed's --use-mc2 hides communication of tensor parallelism, which is counted as not hidden and told."""
+    for flag in ("--use-mc2", "--use-ascend-mc2"):
+        job = job_of(tmp_path, f"{GPT2} {flag} --tensor-model-parallel-size 2")
+        assert any(flag in note and "under its products" in note for note in job.notes)
+        assert not any(flag in note for note in job_of(tmp_path, f"{GPT2} {flag}").notes)
+
+
+def test_a_variable_whose_default_is_a_command(tmp_path):
+    """The user gives the variable; the back end by the host's name is no question."""
+    before = 'WORLD=${WORLD:-$(wc -l < "$LIST")}\n[[ $(hostname) == x4* ]] && BE=ccl\n'
+    told = problem_of(tmp_path, f"{GPT2} --distributed-backend $BE --global-batch-size $((WORLD * 8))", before)
+    assert "--global-batch-size" in told
+    assert "--distributed-backend" not in told
+    assert told.endswith("write WORLD=... before the command")
+
+
+def test_a_sentencepiece_model_beside_a_tokenizer_of_another_type(tmp_path):
+    """Two pieces (fields of number 1, the text in the first of each); Qwen's tokenizer reads ranks, so these are not its."""
+    (tmp_path / "own.model").write_bytes(b"\x0a\x03\x0a\x01a\x0a\x03\x0a\x01b")
+    flags = "--tokenizer-model own.model --tokenizer-type"
+    assert job_of(tmp_path, f"{flags} GPTSentencePieceTokenizer").model.vocab_sz == 2
+    assert problem_of(tmp_path, f"{flags} QwenTokenizer").endswith(
+        "vocabulary size unknown; add --set model.vocab_sz=N"
+    )
+
+
+@pytest.mark.parametrize(("flag", "half"), [("--bf16", "fp16"), ("--fp16", "bf16")])
+def test_two_half_precisions(tmp_path, flag, half):
+    """DeepSpeed casts the module to the ds_config's, whatever Megatron-LM made it in; which was meant is asked for."""
+    (tmp_path / "ds.json").write_text(json.dumps({half: {"enabled": True}, "train_batch_size": 8}), encoding="utf-8")
+    script = RUN.replace("--bf16", flag) + f" {GPT2} --deepspeed --deepspeed_config ds.json --zero-stage 1"
+    path = tmp_path / "run.sh"
+    path.write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        to_job(read("megatron", str(path), HARDWARE), HARDWARE)
+    (line,) = error.value.problems
+    told = f"ds.json: {half}.enabled contradicts {flag}; add --set performance.precision={half} or {flag[2:]}"
+    assert line.endswith(told)
+    sets = HARDWARE | {"performance.precision": half}
+    assert to_job(read("megatron", str(path), sets), sets).performance.precision == half
+
+
+def test_files_to_be_filled_in_say_nothing_of_a_vocabulary(tmp_path):
+    """A text in a file's place names no tokenizer: then its type does, or the preset of these sizes and that name (MLP: 4h)."""
+    place = "--vocab-file vocab file for gpt training --merge-file merge file for gpt training"
+    job = job_of(tmp_path, f"{place} --tokenizer-type GPT2BPETokenizer")
+    assert job.model.vocab_sz == 50257
+    sizes = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --load ckpt/gpt3-1.3b"
+    job = job_of(tmp_path, f"{sizes} --tokenizer-type PretrainedFromHF --tokenizer-name-or-path 'your tokenizer path'")
+    assert (job.model.inter_sz, job.model.vocab_sz) == (4 * 2048, 50257)

@@ -34,9 +34,11 @@ def test_several_kernels_are_counted_as_unfused(tmp_path: Path) -> None:
     assert flag.note.startswith("layers of several attention kernels")
 
 
-def test_layers_of_another_kind_are_told_as_such(tmp_path: Path) -> None:
-    (line,) = asked(tmp_path, "job.yml", JOB % '"attention_config": [[["mamba"], 8]]')
-    assert line.startswith('attention_config [[["mamba"], 8]]: mamba layers, another kind of model')
+@pytest.mark.parametrize("word", ["mamba", "hyena"])
+def test_layers_of_another_kind_are_told_as_such(tmp_path: Path, word: str) -> None:
+    """GPT-NeoX's own words, and those of forks, that name no attention."""
+    (line,) = asked(tmp_path, "job.yml", JOB % f'"attention_config": [[["{word}"], 8]]')
+    assert line.startswith(f'attention_config [[["{word}"], 8]]: {word} layers, another kind of model')
 
 
 def test_several_layers_between_two_checkpoints(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ def test_gpt_neox_in_braces_with_comments(tmp_path):
     found = job(tmp_path, "125M.yml", NEOX % "")
     layout = found.parallelism
     assert (layout.tp, layout.pp, layout.dp, found.data.gbs) == (2, 1, 16, 64)
+    assert (
+        "number of devices not set, 32 assumed: a comment of the file; else add --set parallelism.dp=N" in found.notes
+    )
     assert (found.model.inter_sz, found.model.vocab_sz) == (3072, 50257)
 
 

@@ -26,6 +26,8 @@ _OF_CORE = "core 0.8"
 DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
 _FILES = {"vocab_file", "tokenizer_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"}
 """Arguments that name files: without a value they count as not set."""
+_OF_LAUNCHER = {"world_size", "distributed_backend"}
+"""Arguments from the launcher's own variables, or the host's name: the user is asked for devices and names the machine."""
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _WORDS = {"": None, "None": None, "[]": None, "{}": None, "()": None, "True": True, "False": False}
 _DTYPES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
@@ -122,9 +124,7 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     while len(values) > 1 and values[-1].unresolved:
         _stray(values[-1], line)
         values = values[:-1]
-    if argument == "world_size" and any(
-        word.unresolved for word in values
-    ):  # the launcher's own variable: the user is asked
+    if argument in _OF_LAUNCHER and any(word.unresolved for word in values):
         return
     line.names[argument] = flag.text
     line.arguments[argument] = "False" if off else " ".join(word.text for word in values) if values else "True"

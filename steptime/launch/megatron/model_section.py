@@ -11,7 +11,7 @@ from steptime.launch.megatron.attention_kinds import attention_section, latent
 from steptime.launch.megatron.expert_layers import expert_section
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
 from steptime.launch.named_models import preset_of
-from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
+from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes, reads_pieces
 
 _TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
 """Arguments that name a tokenizer's files."""
@@ -27,11 +27,9 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
     if keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values:
         return _of_checkpoint(keys)
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
-    named = keys.get("glu_activation") is not None
+    named = str(keys.get("glu_activation")).endswith("glu")
     glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit") or named
     norm = "rmsnorm" if keys.on("use_rms_norm") else keys.word("normalization")
-    tied = not keys.on("untie_embeddings_and_output_weights")
-    tied = keys.on("share_embeddings_and_output_weights", default=tied)
     section: dict[str, Any] = {
         "n_layers": keys.whole("num_layers") if hybrid_pattern(keys) else keys.count("num_layers"),
         "hidden_sz": hidden,
@@ -46,7 +44,7 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
         "norm": norm,
         "bias": keys.on("add_bias_linear"),
         "qk_norm": keys.on("qk_layernorm") and not latent(keys),
-        "tie_embeddings": tied,
+        "tie_embeddings": _tied(keys),
         **_dropout(keys),
         "norm_bias": norm == "layernorm",
     }
@@ -59,6 +57,15 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
     if depths := section.get("mtp") or keys.whole("mtp_num_layers", least=0):
         section |= {"mtp": depths, "mtp_repeated": keys.on("mtp_use_repeated_layer") or None}
     return {key: value for key, value in section.items() if value is not None}
+
+
+def _tied(keys: JobKeys) -> bool:
+    """Whether the head shares the embedding's weights; --causal-lm makes a head of its own."""
+    own = keys.on("causal_lm")
+    if own and keys.count("tensor_model_parallel_size") == 1:
+        keys.becomes("causal_lm", "model.tie_embeddings")
+    apart = own or keys.on("untie_embeddings_and_output_weights")
+    return keys.on("share_embeddings_and_output_weights", default=not apart)
 
 
 _LOADED = ("load", "pretrained_checkpoint", "tokenizer_model", "tokenizer_name_or_path")
@@ -165,12 +172,13 @@ def _vocabulary(keys: JobKeys) -> int | None:
             found = found or entries_of("", [str(keys.get("load"))])
         if keys.tokenizer.isdecimal():
             found = found or (int(keys.tokenizer), "VOCAB_SIZE of the script")
-        elif keys.tokenizer and not found:  # its file has a plain name
+        elif keys.tokenizer and not found and reads_pieces(kind):  # its file has a plain name
             found = entries_of("", [f"{keys.tokenizer}_tokenizer.model"])
         found = found or _one_multiple(keys)
         if found is None:
             sizes = {key: keys.whole(name) for key, name in zip(SIZES, _SIZES, strict=True)}
             sizes["n_kv_heads"] = sizes["n_kv_heads" if keys.on("group_query_attention") else "n_q_heads"]
+            sizes["inter_sz"] = sizes["inter_sz"] or _ffn(keys, sizes["hidden_sz"] or 0)
             found = of_same_sizes(sizes, [str(name) for name in files if name], " ".join(called))
         if found is None:
             return None

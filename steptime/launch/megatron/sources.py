@@ -141,8 +141,7 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = script.unclear[0]
-    for what in put_deepspeed_config(keys, beside).beyond:
-        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
+    _put_engine(keys, beside)
     if stage := _unknown_stage(keys, beside):
         keys.left_open["parallelism.zero_level"] = stage
     devices = stated(script, sets) if script else devices
@@ -151,6 +150,20 @@ def _from_words(
         reading.config["parallelism"].pop("zero_level", None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
+
+
+def _put_engine(keys: JobKeys, beside: Beside | None) -> None:
+    """What a ds_config says; a problem where it names another half precision than the flags.
+
+    DeepSpeed casts the module to its own (deepspeedai/DeepSpeed runtime/engine.py, _configure_distributed_model).
+    """
+    extras = put_deepspeed_config(keys, beside)
+    for what in extras.beyond:
+        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
+    for half, other in (("fp16", "bf16"), ("bf16", "fp16")):
+        if extras.engine.get(half) and keys.on(other) and not told(keys.sets, "performance.precision"):
+            both = f"{keys.get('deepspeed_config')}: {half}.enabled contradicts {keys.name(other)}"
+            keys.problem(f"{both}; add --set performance.precision={half} or {other}")
 
 
 def _unknown_stage(keys: JobKeys, beside: Beside | None) -> str:

@@ -195,6 +195,8 @@ class Expander:
         if kind[-1] == "?":
             self.scope.required += [name] if name.isdecimal() else []
             return [Value(self.scope.unset(name), line)]
+        if name.isidentifier():
+            filled = [value._replace(text=self.scope.given_outside(value.text, name, NOT_RUN)) for value in filled]
         if kind[-1] == "=":
             self.scope.put(name, " ".join(value.text for value in filled), line)
         return filled

@@ -136,6 +136,14 @@ class Scope:
         reasons = self.reasons_of(text)
         return reasons[0].cause if reasons else Unknown(otherwise)
 
+    def given_outside(self, text: str, name: str, why: str) -> str:
+        """A default that is one missing value for this reason: the user may give the variable in its place."""
+        found = _MARK.fullmatch(text)
+        reason = self.reasons[int(found[1])] if found else None
+        if reason is None or reason.cause.variable or why not in reason.cause.why:
+            return text
+        return self.mark(reason.shown, reason.cause._replace(variable=name))
+
     def unset_variable(self, text: str) -> str:
         """The name of a variable that is not set, if the text is just that variable; "" otherwise."""
         found = _MARK.fullmatch(text)

@@ -106,12 +106,19 @@ _OF_A_JOB = (
 """Variables by which MLPerf's config_*.sh size a job that another file launches."""
 
 
+_PRINTED = re.compile(r"(?:echo|printf) +(((?:[A-Z_]\w*=[\w.-]+ +)+)(?:bash |sh |sbatch |\./)\S+)")
+"""A line by which a script, which otherwise only checks its job, says with what variables it launches it."""
+
+
 def _nothing_found(walk: DryRun) -> str:
     for command in walk.commands:
         scripts = [value.text for value in command.words[1:] if value.text.endswith((".sh", ".slurm", ".sbatch"))]
         if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
             what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
             return f"no launch command (torchrun, python, srun ...); {what}: give that script"
+        if said := _PRINTED.match(" ".join(value.text for value in command.words)):
+            what = f"line {command.line} prints how it is started: {said[1]}"
+            return f"no launch command runs; {what}; write {said[2].strip()} before the command"
     if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 2:
         fix = "give the config that reads them: --from nemo FILE, with this file as --with"
         return f"sets variables of a job ({', '.join(named)}) and has no launch command; {fix}"
