@@ -17,8 +17,9 @@ MOST_DP = 1_000_000
 
 
 def spread(plan: Any) -> Any:
-    """A plan with `parallelism.dp` = devices / (tp cp pp) filled in, where `devices` or `hardware.nodes` is given; under FSDP tp and
-    pp are 1 where they are not.
+    """A plan with `parallelism.dp` = devices / (tp cp pp) filled in, where `devices` or `hardware.nodes` is given.
+
+    Under FSDP tp and pp are 1 where they are not given.
 
     Raises:
         ConfigError: dp is auto and there is no number of devices, they cannot be shared, or dp is given and contradicts them.
