@@ -54,7 +54,8 @@ def test_its_fp8_is_not_fp32(tmp_path):
 @pytest.mark.parametrize("said", ["--model_name_or_path <path-to-model>", "--model_name_or_path=<path-to-model>"])
 def test_a_word_to_fill_in_is_no_redirection(tmp_path, said):
     """To bash "> --data_path" would write to a file of that name, and the option after it would lose its own."""
-    script = f"torchrun --nproc_per_node 8 train.py {said} \\\n --per_device_train_batch_size 4 --bf16 True --model_max_length 512\n"
+    options = "--per_device_train_batch_size 4 --bf16 True --model_max_length 512"
+    script = f"torchrun --nproc_per_node 8 train.py {said} \\\n {options}\n"
     with pytest.raises(ConfigError, match="model '<path-to-model>' is not among the presets"):
         job(tmp_path, "train.sh", script)
     assert job(tmp_path, "train.sh", script, model="llama3-8b", parallelism__zero_level=0).data.microbatch_sz == 4

@@ -22,11 +22,13 @@ from steptime.launch.devices import stated, told
 from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.nemo.bridge_models import changed, model_of, model_of_name
+from steptime.launch.nemo.bridge_models import model_of, model_of_name
 from steptime.launch.nemo.bridge_programs import as_bridge_program
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
 from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
 from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.over_preset import changed
+from steptime.launch.nemo.own_classes import with_own_class
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.nemo.train_calls import read_train_call
@@ -101,7 +103,7 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {_GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
-    plain = _by_target(tree)
+    plain = with_own_class(path, text, _by_target(tree))
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
         plain = over_recipe(path, base[1], plain)
@@ -213,7 +215,7 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets, devices: i
     preset = preset or (None if fields else model_of_name(base))
     said = _said(tree, path, sets)
     table = load_table("megatron_bridge")
-    model = {} if preset is None else {"model": changed(path, preset, said, table.raw["over_preset"], sets)}
+    model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
     provided = preset is not None and "to_megatron_provider" in str((tree.get("model") or {}).get(CLASS))
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
     if whole and provided:
