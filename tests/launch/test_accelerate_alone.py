@@ -1,5 +1,7 @@
 """A config of accelerate without its program: what it says, and what is asked for in one round."""
 
+import json
+
 import pytest
 from launch_readings import job
 
@@ -69,3 +71,9 @@ def test_maxtexts_batch_is_that_of_each_device(tmp_path, share, gbs):
     assert (found.data.gbs, found.data.microbatch_sz, found.parallelism.dp) == (gbs, gbs, 1)
     with pytest.raises(ConfigError, match=r"whole number of sequences on the 4 devices .*\(got 0\.5\)"):
         job(tmp_path, "job.yml", f"{text.replace(share, '0.125')}ici_tensor_parallelism: 4\n")
+
+
+def test_arguments_as_indented_json(tmp_path):
+    said = {"model_name_or_path": "gpt2", "per_device_train_batch_size": 4, "max_seq_length": 512, "bf16": True}
+    text = json.dumps(said, indent=4)
+    assert job(tmp_path, "args.json", text).data.microbatch_sz == 4
