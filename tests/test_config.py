@@ -186,6 +186,15 @@ def test_unknown_machine_and_preset_name_their_neighbours():
     assert "llama3-70b" in line
 
 
+def test_sharding_alone_is_a_layout():
+    """FSDP shares everything among all devices: tp and pp are 1 where they are not given, and dp is the 8 devices."""
+    rest = "data: {gbs: 8, seqlen: 64, microbatch_sz: 1}\nhardware: dgx-h100\n"
+    plan = f"model: llama3-8b\ndevices: 8\nparallelism: {{fsdp: {{}}%s}}\n{rest}"
+    alone, halved = (Job.load(plan % more).parallelism for more in ("", ", tp: 2"))
+    assert (alone.tp, alone.pp, alone.dp) == (1, 1, 8)
+    assert (halved.tp, halved.pp, halved.dp) == (2, 1, 4)
+
+
 def test_missing_sections_and_keys():
     assert problems("model: llama3-8b\n") == [
         "parallelism: required key is missing; give {tp: 1, pp: 1} and devices: N, or let 3dtrn search PLAN --devices N find it",

@@ -91,8 +91,9 @@ def unsound(plan):
 
 
 def test_the_schema_says_the_same():
-    document = schema()
-    layout = document["$defs"]["Parallelism"]["properties"]
-    assert layout["tp"]["description"] == "Tensor parallelism: ranks that share each layer's weights. [ranks]"
+    section = schema()["$defs"]["Parallelism"]
+    layout = section["properties"]
+    assert layout["pipeline_passes"]["description"].startswith("Local batches")
     assert {"const": "auto"} in layout["dp"]["anyOf"]
-    assert "dp" not in document["$defs"]["Parallelism"]["required"]
+    assert section["required"] == []
+    assert section["anyOf"] == [{"required": ["tp", "pp"]}, {"required": ["fsdp"]}]

@@ -19,6 +19,8 @@ MOST_DP = 1_000_000
 def spread(plan: Any) -> Any:
     """A plan with `parallelism.dp` = devices / (tp cp pp) filled in, where `devices` or `hardware.nodes` is given.
 
+    Under FSDP tp and pp are 1 where they are not given.
+
     Raises:
         ConfigError: dp is auto and there is no number of devices, they cannot be shared, or dp is given and contradicts them.
     """
@@ -28,6 +30,9 @@ def spread(plan: Any) -> Any:
     given = layout.model_dump(exclude_unset=True) if isinstance(layout, Config) else layout
     if not isinstance(given, Mapping):
         return plan
+    if isinstance(given.get("fsdp"), Mapping):  # sharding alone is a layout
+        given = {"tp": 1, "pp": 1, **given}
+        plan = {**plan, "parallelism": given}
     key, devices = stated_devices(plan)
     open_dp = given.get("dp", AUTO) in (AUTO, None)
     if not key:

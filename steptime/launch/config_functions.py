@@ -23,11 +23,13 @@ from steptime.launch.config_values import (
     MOST_ITEMS,
     Computed,
     attribute,
+    cast,
     computed,
     dotted,
     ends,
     failed,
     grown,
+    is_cast,
     looked_up,
     note_call,
     operated,
@@ -205,7 +207,11 @@ class _FunctionReader:
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
         """`name = ...`, `name.a.b = ...`, or several names at once."""
         if isinstance(target, ast.Tuple):
-            each = found if isinstance(found, list) and len(found) == len(target.elts) else [found] * len(target.elts)
+            each = (
+                found
+                if isinstance(found, list | tuple) and len(found) == len(target.elts)
+                else [found] * len(target.elts)
+            )
             for item, value in zip(target.elts, each, strict=True):
                 self.assign(item, value, names)
             return
@@ -282,6 +288,8 @@ class _FunctionReader:
             return {CLASS: called, "_args_": list(owner.get("_args_", [])), **keywords}
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
             return looked_up(called, node, args)
+        if is_cast(called) and not keywords:
+            return cast(called, node, args)
         copies = (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
         if copies and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords

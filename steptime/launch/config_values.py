@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
@@ -27,6 +28,8 @@ _OPERATORS: dict[type[ast.AST], Any] = {
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
+_DIGITS = 30
+"""Longest plain value that a call is worked out of."""
 MOST_ITEMS = 100_000
 """Of a list or characters of a text; also bits of an integer."""
 
@@ -115,6 +118,32 @@ def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
     if isinstance(owner, dict) and name in owner:
         return True if called == "hasattr" else owner[name]
     return computed(node)
+
+
+_CASTS: dict[str, Callable[..., Any]] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "max": max,
+    "min": min,
+    "round": round,
+}
+"""Python's own functions of plain values, by name."""
+
+
+def is_cast(called: str) -> bool:
+    """Whether a call is of one of `cast`'s functions."""
+    return called in _CASTS
+
+
+def cast(called: str, node: ast.Call, args: list[Any]) -> Any:
+    """The result of Python's own function where all of its arguments are known plain values."""
+    if not all(isinstance(item, int | float | str) for item in args) or any(len(str(item)) > _DIGITS for item in args):
+        return computed(node)
+    try:
+        return _CASTS[called](*args)
+    except (TypeError, ValueError, ArithmeticError):
+        return computed(node)
 
 
 def ends(node: ast.expr | None, words: str) -> bool:

@@ -57,6 +57,22 @@ class Figures:
         left = figure not in self.figures or str(self.get(figure)) in {"auto", "-1"}
         return None if left else self.keys.whole(self.figures[figure])
 
+    def shares(self, degrees: Mapping[str, int]) -> tuple[int | None, int | None]:
+        """Sequences of a micro-batch, and micro-batches of a step.
+
+        Of the devices that hold the model once they are together, where the trainer states those of one device
+        (`batch_of_a_device`): MaxText's global batch is num_devices * per_device_batch_size, which may be a fraction
+        (MaxText/pyconfig.py, calculate_global_batch_sizes), and goes through a pipeline as one micro-batch for each stage.
+        """
+        if "@micro" not in self.figures or not self.keys.table.raw.get("batch_of_a_device"):
+            return self.whole("@micro"), self.whole("@steps")
+        key, (tp, pp, cp) = self.figures["@micro"], (degrees[axis] for axis in ("tp", "pp", "cp"))
+        micro = self.keys.number(key) * tp * cp
+        if not micro.is_integer() or micro < 1:
+            fix = f"must be a whole number of sequences on the {tp * cp} devices that share a sequence"
+            raise self.keys.error(key, f"{fix} (got {micro:g})")
+        return int(micro), (self.whole("@steps") or 1) * pp
+
     def listed(self) -> int | None:
         """Devices by the keys of nodes and of the processes on each."""
         per_node = self.whole("@per_node")

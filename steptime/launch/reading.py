@@ -203,7 +203,13 @@ def _holds_states(reading: Reading, job: Job) -> None:
         return
     states = (16.0 if job.model.lora is None else 0.5) * n_params(job.model, job.data.seqlen)
     memory = job.machine.accelerator.memory_bytes
-    if taken.note.startswith("parallelism.dp: accelerate launch") and not job.zero_level and states > memory:
+    named = any(flag.name == "distributed_type" for flag in reading.flags)
+    if (
+        taken.note.startswith("parallelism.dp: accelerate launch")
+        and not named
+        and not job.zero_level
+        and states > memory
+    ):
         why = f"no accelerate config is named, and {states / 2**30:,.0f} GiB of states do not fit on one device"
         raise ConfigError(f"sharding unknown ({why}); add --with FILE")
     if states > memory * job.parallelism.devices:

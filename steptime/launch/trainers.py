@@ -92,7 +92,8 @@ class _Plan(Figures):
             put(self.config, path, value)
         for key, rule in keys.table.rules.items():
             unsaid = key not in keys.values and rule.beside and keys.get(rule.beside) is None
-            none = rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0
+            zero = rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0
+            none = zero or keys.get(key) == {}
             if rule.status != "used" or keys.get(key) is None or unsaid or none:
                 continue
             if rule.note.startswith("@"):
@@ -172,6 +173,9 @@ class _Plan(Figures):
         word = f"{self.get('@half') or ''} {weights}".lower()
         # Axolotl's "auto" is bf16 wherever the device has it (utils/config, normalize_config)
         bf16 = self.on("@bf16") or self.get("@bf16") == "auto" or "bf16" in word or "bfloat16" in word
+        if "fp8" in str(self.get("@half")).lower():  # accelerate's own fp8, over bf16; llm-foundry's amp_fp8
+            self.keys.leave_out(self.figures["@half"], "projections in fp8: those in bf16 are counted")
+            bf16 = True
         fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "") or word[:3] == "16-"
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: counted as bf16")
@@ -182,6 +186,9 @@ class _Plan(Figures):
         if self.own_names and not (bf16 or fp16 or word.strip() or self.on("@fp8")):
             why = f"precision unknown ({self.own_names} is not an argument of {self.keys.table.framework})"
             self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=NAME"
+        elif self.alone and not (bf16 or fp16) and self.get("@half") is None:
+            why = f"{self.alone} without mixed_precision leaves the precision to its program"
+            self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=bf16"
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"} | self.masters()
         kept = self.on("@deepspeed") or self._sharded()
         if (
@@ -261,7 +268,7 @@ class _Plan(Figures):
         axes = {name: size_of(self.get(name), 0) for name in _AXES if self.get(name) is not None}
         product = prod(axes.values()) if axes and min(axes.values()) > 0 else None
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
-        micro, steps, batch = self.whole("@micro"), self.whole("@steps"), self.whole("@batch")
+        (micro, steps), batch = self.shares(degrees), self.whole("@batch")
         micro = (self.whole("@micro_of_stage") if degrees["pp"] > 1 else None) or micro
         if dp is None and batch and micro and steps and batch % (micro * steps) == 0:
             dp = batch // (micro * steps)

@@ -194,7 +194,9 @@ def schema() -> dict[str, Any]:
     fields["model"] = {"anyOf": [{"type": "string", "examples": model_names()}, named, from_hf, fields["model"]]}
     model = document["$defs"]["Model"]["properties"]
     layout = document["$defs"]["Parallelism"]
-    layout["required"].remove("dp")
+    for key in ("tp", "pp", "dp"):
+        layout["required"].remove(key)
+    layout["anyOf"] = [{"required": ["tp", "pp"]}, {"required": ["fsdp"]}]
     layout["properties"]["dp"] = {"anyOf": [layout["properties"]["dp"], {"const": "auto"}]}
     model["dropout"] = {"anyOf": [model["dropout"], {"type": "boolean"}]}
     fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,28 @@ def test_a_class_with_sizes_of_its_own(tmp_path: Path) -> None:
     assert (plan["model"]["n_layers"], plan["model"]["inter_sz"], plan["model"]["glu"]) == (32, 11008, True)
 
 
+def test_a_class_of_its_own(tmp_path: Path) -> None:
+    """Over Llama3Config (nemo/collections/llm/gpt/model/llama.py): a gated MLP, RMSNorm and 8 groups."""
+    own = """\
+        @dataclass
+        class Small(Llama3Config):
+            num_layers: int = 4
+            hidden_size: int = 512
+            num_attention_heads: int = 16
+            ffn_hidden_size: int = %s
+    """
+    old = PROGRAM[PROGRAM.index("llm.GPTConfig(") : PROGRAM.index(")\n        model")]
+    text = PROGRAM.replace(old, "Small(hidden_size=1024").replace(
+        "    def options", textwrap.indent(textwrap.dedent(own), "    ") + "\n    def options"
+    )
+    model = written(tmp_path, "run.py", text % 1408).config["model"]
+    assert {key: model[key] for key in ("n_layers", "hidden_sz", "inter_sz", "n_kv_heads", "glu", "norm")} == {
+        "n_layers": 4, "hidden_sz": 1024, "inter_sz": 1408, "n_kv_heads": 8, "glu": True, "norm": "rmsnorm",
+    }  # fmt: skip
+    (line,) = asked(tmp_path, "run.py", text % "4 * width()")
+    assert line == "line 11: ffn_hidden_size is computed; add --set model=NAME"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -81,3 +104,10 @@ def test_a_setting_under_a_test_that_is_not_decided_is_not_taken(tmp_path: Path)
     branch = "        if torch.cuda.device_count() > 4:\n            strategy.pipeline_model_parallel_size = 2\n"
     program = PROGRAM.replace(line, branch + line)
     assert "2 if torch.cuda.device_count() > 4" in "\n".join(asked(tmp_path, "run.py", program))
+
+
+def test_a_class_of_a_preset_with_other_sizes(tmp_path: Path) -> None:
+    """Qwen2Config1P5B has 28 layers; what the program sets over them counts."""
+    old = PROGRAM[PROGRAM.index("llm.GPTConfig(") : PROGRAM.index(")\n        model")]
+    plan = written(tmp_path, "run.py", PROGRAM.replace(old, "llm.Qwen2Config1P5B(num_layers=2")).config
+    assert plan["model"] == {"preset": "qwen2.5-1.5b", "n_layers": 2}

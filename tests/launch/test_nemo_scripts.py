@@ -67,3 +67,9 @@ def test_fp8_of_a_model_in_fp32_and_a_model_alone(tmp_path: Path) -> None:
     assert line.startswith("model.fp8 true: products in fp8 of a model in precision 32; not modeled")
     (line,) = asked(tmp_path, "model_config.yaml", "encoder_seq_length: 2048\nnum_layers: 4\nhidden_size: 512\n")
     assert line.endswith("without the trainer, precision and optimizer of a job; give the config that trains it")
+
+
+def test_the_length_of_fine_tuning_is_that_of_its_data(tmp_path: Path) -> None:
+    """The model is in a checkpoint; examples/nlp/language_modeling/tuning/conf/megatron_gpt_finetuning_config.yaml."""
+    text = CONFIG.replace("  encoder_seq_length: 2048\n", "  data: {train_ds: {max_seq_length: 512}}\n")
+    assert written(tmp_path, "tune.yaml", text).config["data"]["seqlen"] == 512

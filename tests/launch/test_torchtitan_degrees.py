@@ -59,6 +59,17 @@ def test_experts_without_shards_are_refused_by_the_degree_that_does_not_shard():
     assert read_torchtitan("job.toml", DEEPSEEK, {}).config["performance"]["software"] == "torchtitan@0.2"
 
 
+def test_devices_that_would_not_shard_experts_are_asked_for():
+    """run_train.sh starts 8 processes unless NGPU is set; with tp 8 they are one data-parallel rank."""
+    text = DEEPSEEK.replace(
+        "data_parallel_shard_degree = 4", "data_parallel_shard_degree = -1\ntensor_parallel_degree = 8"
+    )
+    found = read_torchtitan("job.toml", text, {}, {"hardware.node_type": "dgx-h100"})
+    assert found.left_open["parallelism.dp"].startswith(
+        "number of devices unknown; add --set parallelism.dp=N (devices / 8)"
+    )
+
+
 def test_a_schedule_that_torch_does_not_have_is_refused():
     """torch/distributed/pipelining/schedules.py, get_schedule_class: "Unknown schedule name"; case is ignored."""
     text = LLAMA + 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "{}"\n'

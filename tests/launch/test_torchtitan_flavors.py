@@ -1,5 +1,7 @@
 """Flavors in the registry of a fork of torchtitan, written as nested configs."""
 
+from pathlib import Path
+
 import pytest
 from launch_readings import HARDWARE
 
@@ -78,3 +80,42 @@ def test_an_unknown_argument_leaves_the_flavor_unknown(tmp_path, more):
     assert nested_sizes(changed.format(name="9B", dim=4096), "9B") is None
     with pytest.raises(ConfigError, match=r"unknown flavor of llama3 \(got '9B'\)"):
         model_of(tmp_path, changed.format(name="9B", dim=4096), "9B")
+
+
+OF_FAMILY = '[model]\nname = "{}"\nflavor = "{}"\n[training]\n{}\nseq_len = 128\n'
+
+
+def test_a_flavor_of_experts_in_the_forks_own_registry(tmp_path: Path) -> None:
+    """Releases had 2,000 entries where today's debugmodel has 2,048; nested arguments are not those of the flavor."""
+    registry = tmp_path / "torchtitan" / "models" / "deepseek_v3" / "__init__.py"
+    registry.parent.mkdir(parents=True)
+    sizes = "        vocab_size=2000,\n        dim=256,\n        moe_args=MoEArgs(\n            n_layers=9,\n        ),"
+    registry.write_text(
+        f'configs = {{\n    "debugmodel": DeepSeekV3ModelArgs(\n{sizes}\n        n_layers=5,\n    ),\n}}\n'
+    )
+    config = registry.parent / "train_configs" / "debug.toml"
+    config.parent.mkdir()
+    config.write_text(OF_FAMILY.format("deepseek_v3", "debugmodel", "local_batch_size = 2"))
+    found = to_job(read("auto", str(config), HARDWARE), HARDWARE)
+    assert (found.model.vocab_sz, found.model.n_layers, found.model.hidden_sz) == (2000, 5, 256)
+    assert any(
+        note.startswith("model debugmodel, from torchtitan/models/deepseek_v3/__init__.py") for note in found.notes
+    )
+
+
+def test_a_debugmodel_of_before_02_is_asked_for(tmp_path: Path) -> None:
+    """8 layers in November 2024, 6 in May 2025, and the vocabulary of the test's tokenizer."""
+    config = tmp_path / "debug.toml"
+    config.write_text(OF_FAMILY.format("llama3", "debugmodel", "batch_size = 8"))
+    with pytest.raises(ConfigError, match=r"debugmodel: releases before .* differ in its layers"):
+        read("auto", str(config), HARDWARE)
+
+
+def test_emulated_float8_is_not_counted_as_fast(tmp_path: Path) -> None:
+    config = tmp_path / "job.toml"
+    text = OF_FAMILY.format("llama3", "8B", "local_batch_size = 1").replace(
+        "[training]", 'converters = ["quantize.linear.float8"]\n[training]'
+    )
+    config.write_text(f"{text}[quantize.linear.float8]\nemulate = true\n")
+    refused = read("auto", str(config), HARDWARE).of("unmodeled")
+    assert [flag.name for flag in refused] == ["quantize.linear.float8.emulate"]

@@ -22,10 +22,13 @@ from steptime.launch.devices import stated, told
 from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.bridge_models import model_of, model_of_name
+from steptime.launch.nemo.bridge_programs import as_bridge_program
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
 from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
-from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
+from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.over_preset import changed
+from steptime.launch.nemo.own_classes import with_own_class
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.nemo.train_calls import read_train_call
@@ -46,8 +49,9 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Words of Megatron-Bridge's recipes, less bf16_with_ and _scaling_mixed -> fields of its mixed precision
 (training/mixed_precision.py, MIXED_PRECISION_RECIPES; the short ones are those of its perf recipes)."""
-_BASES = r"_config$|^\w+_recipe$|_common$"
-"""Functions of the framework that return configs."""
+_BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
+"""Functions of the framework that return configs, and those of its mixed precision."""
+_DEFAULTS = "arguments of the program that are not given have its defaults"
 _GIVE_LOG = "give the log that prints the job's config"
 _OPTIONS = {
     "global_batch_size": "train.global_batch_size", "gb": "train.global_batch_size",
@@ -81,6 +85,10 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
         not set.
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
+        if not function and "-> ConfigContainer" not in text and (program := as_bridge_program(file, text)):
+            reading = _bridge(path, read_function(file, program, FUNCTION, "ConfigContainer", _BASES, beside), sets)
+            reading.config.setdefault("notes", []).append(_DEFAULTS)
+            return reading
         return _bridge(path, read_function(file, text, function, "ConfigContainer", _BASES, beside), sets)
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
@@ -95,14 +103,14 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {_GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
-    plain = _by_target(tree)
+    plain = with_own_class(path, text, _by_target(tree))
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
         plain = over_recipe(path, base[1], plain)
         put_vocabulary(path, plain, sets)
     reading = read_two(NemoConfig(path, plain, None, sets, ""))
     if function == FUNCTION:
-        reading.config.setdefault("notes", []).append("arguments of the program that are not given have its defaults")
+        reading.config.setdefault("notes", []).append(_DEFAULTS)
     return reading
 
 
@@ -203,11 +211,11 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets, devices: i
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
-    preset, fields = _model(tree.get("model"))
-    preset = preset or (None if fields else _model_of_base(base))
+    preset, fields = model_of(tree.get("model"))
+    preset = preset or (None if fields else model_of_name(base))
     said = _said(tree, path, sets)
-    model = {} if preset is None or "model.num_layers" in said else {"model": preset}
     table = load_table("megatron_bridge")
+    model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
     provided = preset is not None and "to_megatron_provider" in str((tree.get("model") or {}).get(CLASS))
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
     if whole and provided:
@@ -250,7 +258,10 @@ def _said(tree: dict[str, Any], path: str, sets: Sets) -> dict[str, Any]:
     )
     if isinstance(adapters, dict):
         said["peft.method"] = str(adapters.get(CLASS) or "unknown").rpartition(".")[2]
-    word = (mixed.get("_args_") or [""])[0] if isinstance(mixed, dict) else mixed
+    word = mixed
+    if isinstance(mixed, dict):
+        word = next((name for name in (mixed.get("_args_") or [""])[:1] if name), None) or mixed.get(CLASS)
+        word = None if word == "MixedPrecisionConfig" else word
     name = str(word.code if isinstance(word, Computed) else word or "bf16").removesuffix("()").rpartition(".")[2]
     fields = _PRECISIONS.get(re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name))
     if fields is None and told(sets, "performance.precision") is None:
@@ -270,26 +281,16 @@ def _calls(node: Any) -> Iterator[str]:
             yield from _calls(item)
 
 
-def _model(section: Any) -> tuple[str | None, dict[str, Any]]:
-    """The preset of a model from the repository of its provider, or what the provider's class sets (GPTProvider175B)."""
-    if not isinstance(section, dict):
-        return None, {}
-    given = [name for name in section.get("_args_", []) if isinstance(name, str)]
-    provider = str(section.get(CLASS)).rpartition(".")[2]
-    named = re.sub(r"(?:Model)?Provider$", "", re.sub(r"(?:Model)?Provider(?=\d)|Model(?=\d)", "Config", provider))
-    fields = {f"model.{key}": value for key, value in classes().get(named, {}).items()}
-    presets = (preset_of(name) for name in given)
-    return next((found for found in (*presets, None if fields else class_preset(named)) if found), None), fields
-
-
-def _model_of_base(base: str) -> str | None:
-    return preset_of(re.split(r"_(?:pretrain|sft|peft|finetune|config|base)", re.sub("llama3[12]", "llama3", base))[0])
-
-
 def _plain(node: Any) -> Any:
     """Sections without the names of their classes; dtypes by their names."""
     if isinstance(node, Computed) and re.fullmatch(r"torch\.\w+", node.code):
         return node.code
     if not isinstance(node, dict):
         return node
+    if (
+        node.keys() == {CLASS, "_args_"}
+        and node[CLASS].rpartition(".")[2].islower()
+        and not re.search(_BASES, node[CLASS])
+    ):
+        return Computed(0, f"{node[CLASS]}(...)")  # a function that is not read
     return {key: _plain(item) for key, item in node.items() if key not in {CLASS, "_args_"}}

@@ -33,6 +33,8 @@ def read_one(config: NemoConfig) -> Reading:
     if named := _named_model(tree["model"], table.raw.get("models") or {}):
         sets = named | dict(sets or {})
     said = flatten(tree)
+    if said.get("model.encoder_seq_length") is None and (longest := said.get("model.data.train_ds.max_seq_length")):
+        said["model.encoder_seq_length"] = longest  # of fine-tuning, whose model is in a checkpoint
     apex = said.get("model.optim.name") == _APEX
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
     lengths = [said.get(key) for key in ("model.encoder_seq_length", "model.data.seq_length")]

@@ -16,6 +16,8 @@ from steptime.launch.vocabulary import entries_of
 FUNCTION = "_job"
 """Name of the function that `as_function` adds."""
 _RECIPE = "pretrain_recipe"
+_SWITCHES = {"store_true": True, "store_false": False}
+"""Action of an argument -> its value where it is given."""
 _READ = (ast.Assign, ast.AnnAssign, ast.If, ast.Expr)
 
 
@@ -68,7 +70,9 @@ def on_which(names: set[str], body: list[ast.stmt]) -> list[ast.stmt]:
     """The statements that set variables, or what they need for these; not the arguments, which are given by name."""
     needed, kept = set(names), list[ast.stmt]()
     for node in reversed(body):
-        sets = {(dotted(target) or [""])[0] for part in ast.walk(node) for target in getattr(part, "targets", [])}
+        targets = [target for part in ast.walk(node) for target in getattr(part, "targets", [])]
+        targets += [node.target] if isinstance(node, ast.AnnAssign) else []
+        sets = {(dotted(target) or [""])[0] for target in _each(targets)}
         sets |= (
             {(dotted(node.value.func) or [""])[0]}
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
@@ -86,7 +90,14 @@ def sets_part(name: str, node: ast.stmt) -> bool:
     targets = [target for part in parts for target in [*getattr(part, "targets", []), getattr(part, "target", None)]]
     called = [part for part in parts if isinstance(part, ast.Call) and dotted(part.func) == ["setattr"] and part.args]
     set_ = [*(target for target in targets if isinstance(target, ast.expr)), *(call.args[0] for call in called)]
-    return any(dotted(part)[:1] == [name] for part in set_)
+    return any(dotted(part)[:1] == [name] for part in _each(set_))
+
+
+def _each(targets: list[ast.expr]) -> list[ast.expr]:
+    """Targets of an assignment, those of a tuple one by one."""
+    return [
+        part for target in targets for part in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])
+    ]
 
 
 def arguments_of(module: ast.Module) -> dict[str, Any]:
@@ -99,7 +110,12 @@ def arguments_of(module: ast.Module) -> dict[str, Any]:
         flags = [flag.value for flag in node.args if isinstance(flag, ast.Constant) and isinstance(flag.value, str)]
         name = next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_")
         default = said.get("default", ast.Constant(value=None))
-        if name and "required" not in said and "action" not in said and isinstance(default, ast.Constant):
+        action = said.get("action")
+        if isinstance(action, ast.Constant) and action.value in _SWITCHES:
+            default = said.get("default", ast.Constant(value=not _SWITCHES[action.value]))
+        elif action is not None:
+            continue
+        if name and "required" not in said and isinstance(default, ast.Constant):
             found[name] = default.value
     return found
 

@@ -32,7 +32,7 @@ def base_function(text: str) -> str:
     found = [
         function.name
         for function in functions
-        if ".pretrain_recipe(" in ast.unparse(function) and isinstance(function.body[-1], ast.Return)
+        if ".pretrain_recipe" in ast.unparse(function) and isinstance(function.body[-1], ast.Return)
     ]
     return found[0] if len(found) == 1 else ""
 

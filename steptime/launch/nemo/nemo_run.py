@@ -15,6 +15,7 @@ from steptime.launch.keys import FOLDER, flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.over_preset import changed
 from steptime.launch.nemo.targets import NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Reading
 
@@ -29,7 +30,7 @@ def read_two(config: NemoConfig) -> Reading:
     said = _said(path, tree, dict(tree["trainer"]))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     if config_class not in classes() and (preset := class_preset(config_class)) and told(sets, "model") is None:
-        sets = {"model": preset, **(sets or {})}
+        sets = {"model": changed(path, preset, said, "model.config", sets), **(sets or {})}
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.config.{key}": value for key, value in fields.items()}
     keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class)
@@ -92,9 +93,19 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
 @cache
 def classes() -> dict[str, dict[str, Any]]:
     """The settings that each class of a model's config makes."""
+    return _of_families("classes")
+
+
+@cache
+def bases() -> dict[str, dict[str, Any]]:
+    """The settings that each class without sizes makes."""
+    return _of_families("bases")
+
+
+def _of_families(part: str) -> dict[str, dict[str, Any]]:
     raw = parse_mapping(*read_source(FOLDER / "nemo2_models.yaml"))
     found = {}
-    for name, fields in raw["classes"].items():
+    for name, fields in raw[part].items():
         own = {key: value for key, value in fields.items() if key != "family"}
         found[name] = raw["families"][fields["family"]] | own
     return found
@@ -111,7 +122,10 @@ def class_preset(name: str) -> str | None:
 def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
     if name in classes():
         return classes()[name]
-    if "model.config.num_layers" in said and "model.config.hidden_size" in said:
-        return {}
+    if {"model.config.num_layers", "model.config.hidden_size"} <= said.keys():
+        if name in bases():
+            return bases()[name]
+        if {"model.config.normalization", "model.config.gated_linear_unit"} <= said.keys():
+            return {}  # a class of its own that says what its family is
     what = f"unknown class (got {show(name)})" if name else "has no class name"
     raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")

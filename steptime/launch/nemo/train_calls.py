@@ -11,9 +11,10 @@ from steptime.launch.config_functions import read_function
 from steptime.launch.config_values import CLASS, Computed, dotted, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.nemo.nemo_programs import FUNCTION, arguments_of, main_parts, on_which, sets_part
-from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
+from steptime.launch.nemo.own_classes import with_own_class
 from steptime.launch.nemo.targets import CLASS as TARGET
-from steptime.launch.nemo.targets import NemoConfig
+from steptime.launch.nemo.targets import NemoConfig, class_of
 from steptime.launch.reading import Reading, Sets
 
 _CALLS = (["llm", "train"], ["llm", "pretrain"], ["api", "train"], ["api", "pretrain"])
@@ -35,7 +36,7 @@ def read_train_call(path: str, file: str, text: str, sets: Sets, beside: Beside 
     if not (program := as_train_call(file, text)):
         return None
     _, tree = read_function(file, program, FUNCTION, "run.Partial", "$^", beside)
-    reading = read_two(NemoConfig(path, as_recipe(path, tree, sets), None, sets, ""))
+    reading = read_two(NemoConfig(path, with_own_class(path, text, as_recipe(path, tree, sets)), None, sets, ""))
     reading.config.setdefault("notes", []).append("arguments of the program that are not given have its defaults")
     return reading
 
@@ -113,7 +114,9 @@ def as_recipe(path: str, tree: dict[str, Any], sets: Sets) -> dict[str, Any]:
     if isinstance(config, dict) and told(sets, "model.vocab_sz") is None and told(sets, "model") is None:
         if not known or data.get("tokenizer") is not None:
             raise ConfigError(f"{path}: vocabulary size unknown (tokenizer of its own); add --set model.vocab_sz=N")
-        config.setdefault("vocab_size", _VOCABULARY)
+        name = class_of(config).rpartition(".")[2]
+        if name in classes() or class_preset(name) is None:
+            config.setdefault("vocab_size", _VOCABULARY)
     plugins = trainer.get("plugins")
     if isinstance(plugins, list) and len(plugins) == 1:
         trainer["plugins"] = plugins[0]

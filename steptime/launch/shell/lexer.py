@@ -17,6 +17,8 @@ _BLANK = re.compile(r"[ \t\r]+|\\\r?\n")
 _PLAIN = re.compile(r"""[^\\'"`$#(){};&|<>\s]+""")
 """Characters that mean nothing by themselves, outside of quotes and inside."""
 REDIRECTIONS = frozenset({"<<<", "<<-", "&>>", "<<", ">>", ">&", "<&", "&>", ">|", "<", ">"})
+_TO_FILL = re.compile(r"(?<=[\s=])<[A-Za-z][\w./:-]*>(?=\s|\Z)")
+"""A word that a template leaves to be filled in, which bash would take for two redirections."""
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 _CLOSING = {'"': '"', "${": "}", "$(": ")", "`": "`", "(": ")"}
 
@@ -64,6 +66,9 @@ class Lexer:
                 i = blank.end()
             elif text[i] == "#":
                 i = end if (end := text.find("\n", i)) >= 0 else len(text)
+            elif word := _TO_FILL.match(text, i):
+                found.append(Token(f"'{word[0]}'", self.line_at(i)))
+                i = word.end()
             elif (operator := self._operator(i)) and not (operator == "(" and self._arithmetic(i)):
                 if operator in {"<<", "<<-"}:
                     waiting.append(len(found))
@@ -111,6 +116,8 @@ class Lexer:
                 i = plain.end()
             elif char == "\\":
                 i += 2
+            elif word := _TO_FILL.match(text, i):
+                i = word.end()
             elif char in "'\"" or text.startswith(("${", "$("), i) or char == "`":
                 i = self.skip(i)
             elif char == "(" and text[i - 1] == "=" and _ARRAY.search(text, start, i):

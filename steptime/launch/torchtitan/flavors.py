@@ -67,11 +67,32 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     listed = dict(table[family][base]) if base in flavors else None
     if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
         return own
+    if family == "llama3" and flavor == "debugmodel" and any(item.name != item.key for item in keys.given):
+        # 8 layers in torchtitan/models/llama/__init__.py of November 2024, 6 in May 2025; no vocab_size in either
+        why = "releases before 0.2 differ in its layers, and take its vocabulary from the tokenizer"
+        raise keys.error("model.flavor", f"debugmodel: {why}; add --set model=NAME")
     if listed is None:
         known = near(flavor, flavors)
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
-    return listed
+    return listed | (_sizes_beside(keys, family, flavor, listed) if family != "llama3" else {})
+
+
+_SIZES = {"vocab_size": "vocab_sz", "dim": "hidden_sz", "n_layers": "n_layers", "n_heads": "n_q_heads"}
+
+
+def _sizes_beside(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of a flavor that the registry beside the config has and today's torchtitan does not."""
+    beside, named = keys.beside or Beside(), rf"[\"']{re.escape(flavor)}[\"']: \w*ModelArgs\(\n(.*?)\n    \)"
+    model = build(Model, read_model(listed))
+    for folder in (f"torchtitan/models/{family}", f"torchtitan/experiments/{family}"):
+        if found := re.search(named, beside.text(f"{folder}/__init__.py") or "", re.DOTALL):
+            said = dict(re.findall(r"^ {8}(\w+)=(\d{1,12}),", found[1], re.MULTILINE))
+            own = {field: int(said[key]) for key, field in _SIZES.items() if key in said}
+            if changed := {field: size for field, size in own.items() if getattr(model, field) != size}:
+                keys.notes.append(f"model {flavor}, from {folder}/__init__.py: {', '.join(changed)}")
+            return changed
+    return {}
 
 
 def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:

@@ -64,7 +64,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     Raises:
         ConfigError: a value that torchtitan does not take, or degrees and batch sizes that contradict each other.
     """
-    degrees = degrees_of(keys, devices)
+    degrees = degrees_of(keys, devices, experts=_field(model, "moe") is not None)
     n_layers = int(_field(model, "n_layers"))
     parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp}
     if "parallelism.dp" not in keys.left_open:
@@ -128,8 +128,10 @@ def experts_of(keys: JobKeys, model: Any) -> dict[str, Any]:
     return found
 
 
-def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
+def degrees_of(keys: JobKeys, devices: int | None, *, experts: bool = False) -> Degrees:
     """The degrees; dp_shard -1 takes the remaining devices; the user's settings override both.
+
+    A launcher's default number of devices is asked for where `experts` would not be sharded by it.
 
     Raises:
         ConfigError: they do not multiply to the devices, or their number is unknown.
@@ -146,7 +148,7 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
     if shard > 0 and devices not in (None, by_file) and told(keys.sets, "parallelism.dp") is None:
         keys.problem(f"the product of the degrees is {by_file} devices, not {devices}")
     if shard < 0 or states_devices(keys.sets):
-        shared = (replicate > 1 and tp * pp * cp > 1) or keys.words("model.converters")
+        shared = (replicate > 1 and tp * pp * cp > 1) or keys.words("model.converters") or (experts and cp == 1)
         copies_of = 2 if shared else 1  # FSDP under the copies, not DDP; projections that FSDP gathers are converted
         dp = data_parallel(keys, rest, devices if shard < 0 else by_file, replicas=replicate * copies_of)
         if dp is None:

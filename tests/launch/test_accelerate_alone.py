@@ -1,0 +1,79 @@
+"""A config of accelerate without its program: what it says, and what is asked for in one round."""
+
+import json
+
+import pytest
+from launch_readings import job
+
+from steptime.base.config import ConfigError
+
+SAID = {"model": "llama3-8b", "data__seqlen": 512}
+
+
+def config(kind, *more):
+    return "\n".join(["compute_environment: LOCAL_MACHINE", f"distributed_type: {kind}", "num_machines: 1", *more, ""])
+
+
+def problems(tmp_path, text, **sets):
+    with pytest.raises(ConfigError) as error:
+        job(tmp_path, "accelerate.yaml", text, **sets)
+    return [line.rpartition("accelerate.yaml: ")[2] for line in error.value.problems]
+
+
+def test_all_that_it_lacks_is_asked_for_at_once(tmp_path):
+    """The program's arguments may set the precision that a ds_config leaves "auto" and no mixed_precision states."""
+    (tmp_path / "zero.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}')
+    text = config("DEEPSPEED", "num_processes: 8", "deepspeed_config: {deepspeed_config_file: zero.json}")
+    asked = problems(tmp_path, text)
+    assert [line.rpartition("--set ")[2].partition("=")[0] for line in asked] == [
+        *("performance.precision", "model.hf", "data.seqlen"),
+    ]  # fmt: skip
+    found = job(tmp_path, "accelerate.yaml", text, **SAID, performance__precision="bf16")
+    assert (found.zero_level, found.parallelism.dp) == (2, 8)
+
+
+def test_replicas_that_it_states_are_not_asked_for(tmp_path):
+    """MULTI_GPU is DDP: that 16 bytes x 8.0e9 parameters do not fit on an H100 is the answer, not a question."""
+    found = job(tmp_path, "accelerate.yaml", config("MULTI_GPU", "mixed_precision: bf16"), **SAID)
+    assert (found.zero_level, found.parallelism.dp) == (0, 8)
+
+
+def test_an_empty_section_sets_nothing(tmp_path):
+    text = config("MULTI_GPU", "num_processes: 2", "fp16: true", "deepspeed_config: {}")
+    found = job(tmp_path, "accelerate.yaml", text, **SAID)
+    assert (found.zero_level, found.parallelism.dp, found.performance.precision) == (0, 2, "fp16")
+
+
+def test_its_fp8_is_not_fp32(tmp_path):
+    text = config("FSDP", "num_processes: 8", "mixed_precision: fp8")
+    (line,) = problems(tmp_path, text, **SAID)
+    assert (
+        line
+        == "mixed_precision fp8: projections in fp8: those in bf16 are counted; not modeled; --allow-unmodeled ignores it"
+    )
+
+
+@pytest.mark.parametrize("said", ["--model_name_or_path <path-to-model>", "--model_name_or_path=<path-to-model>"])
+def test_a_word_to_fill_in_is_no_redirection(tmp_path, said):
+    """To bash "> --data_path" would write to a file of that name, and the option after it would lose its own."""
+    options = "--per_device_train_batch_size 4 --bf16 True --model_max_length 512"
+    script = f"torchrun --nproc_per_node 8 train.py {said} \\\n {options}\n"
+    with pytest.raises(ConfigError, match="model '<path-to-model>' is not among the presets"):
+        job(tmp_path, "train.sh", script)
+    assert job(tmp_path, "train.sh", script, model="llama3-8b", parallelism__zero_level=0).data.microbatch_sz == 4
+
+
+@pytest.mark.parametrize(("share", "gbs"), [("0.125", 1), ("4", 32)])
+def test_maxtexts_batch_is_that_of_each_device(tmp_path, share, gbs):
+    """8 devices of tp 8 share each sequence: the global batch is 8 x per_device_batch_size (calculate_global_batch_sizes)."""
+    text = f"model_name: llama2-7b\nper_device_batch_size: {share}\nmax_target_length: 512\nici_fsdp_parallelism: 1\n"
+    found = job(tmp_path, "job.yml", f"{text}ici_tensor_parallelism: 8\n")
+    assert (found.data.gbs, found.data.microbatch_sz, found.parallelism.dp) == (gbs, gbs, 1)
+    with pytest.raises(ConfigError, match=r"whole number of sequences on the 4 devices .*\(got 0\.5\)"):
+        job(tmp_path, "job.yml", f"{text.replace(share, '0.125')}ici_tensor_parallelism: 4\n")
+
+
+def test_arguments_as_indented_json(tmp_path):
+    said = {"model_name_or_path": "gpt2", "per_device_train_batch_size": 4, "max_seq_length": 512, "bf16": True}
+    text = json.dumps(said, indent=4)
+    assert job(tmp_path, "args.json", text).data.microbatch_sz == 4
