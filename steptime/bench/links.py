@@ -15,7 +15,7 @@ from steptime.base.config import build
 from steptime.base.grouping import grouped
 from steptime.bench import timings
 from steptime.bench.rate_fit import judged
-from steptime.cost.comm import collective
+from steptime.cost.comm import Collective
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
 
@@ -111,11 +111,15 @@ def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -
     """
     if not measured:
         return None
+    kinds = {(row.kind, row.axis, row.ranks) for row in measured}
 
     def errors(at: tuple[float, float]) -> list[float]:
         trial = build(Tier, {"name": name, "latency_s": exp(at[0]), "bytes_per_s": exp(at[1]), "efficiency": 1.0})
-        calls = (collective(row.kind, float(row.bytes), Group(row.axis, row.ranks, 1.0), (trial,)) for row in measured)
-        return [log(float(call.time_s) / row.timing.min_s) for call, row in zip(calls, measured, strict=True)]
+        calls = {
+            key: Collective(kind, Group(axis, ranks, 1.0), (trial,)) for key in kinds for kind, axis, ranks in [key]
+        }
+        times = [float(calls[row.kind, row.axis, row.ranks].cost(float(row.bytes)).time_s) for row in measured]
+        return [log(time / row.timing.min_s) for time, row in zip(times, measured, strict=True)]
 
     ceiling = log(BEYOND * max(map(bus_bytes_per_s, measured)))
 

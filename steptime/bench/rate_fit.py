@@ -85,13 +85,24 @@ def nearest(candidates: Iterable[float], errors: Callable[[float], list[float]])
 
 
 def solve(seconds: Callable[[float], float], target: float) -> float | None:
-    """The rate at which a time that falls with the rate equals `target`; None where no rate does."""
+    """The rate at which a time that falls with the rate equals `target`; None where no rate does.
+
+    Between two rates, by turns, where a straight line through their logarithms meets it, since most times are inversely
+    proportional to the rate, and halfway.
+    """
     low, high = log(1.0), log(1e21)
-    if not seconds(exp(high)) < target < seconds(exp(low)):
+    slowest, fastest = seconds(exp(low)), seconds(exp(high))
+    if not fastest < target < slowest:
         return None
+    over, under = log(slowest / target), log(fastest / target)
+    straight = True
     while high - low > 1e-9:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if seconds(exp(middle)) > target else (low, middle)
+        middle = low + (over / (over - under) if straight else 0.5) * (high - low)
+        error = log(seconds(exp(middle)) / target)
+        if abs(error) < 1e-13:
+            return exp(middle)
+        low, over, high, under = (middle, error, high, under) if error > 0.0 else (low, over, middle, error)
+        straight = not straight
     return exp(0.5 * (low + high))
 
 

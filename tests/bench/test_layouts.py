@@ -23,29 +23,28 @@ SHARDED = {"dp": 2}
 WIDE = {"inter_sz": 512}
 """The MLP holds most, not the temporaries of the CPU's RMSNorm."""
 FULL = {"activation_checkpointing_type": "full"}
+ONE = {"n_layers": 1}
+TIED = {"tie_embeddings": True}
 PAIRS = {
-    "ddp": config(parallelism=SHARDED),
     "ddp, small buckets": config(parallelism=SHARDED | {"bucket_size_mb": 0.05}),
-    "ddp, tied": config({"tie_embeddings": True}, FULL, SHARDED),
+    "ddp, tied, full recompute": config(TIED, FULL, SHARDED),
     "fsdp2": config(WIDE, FSDP, SHARDED),
-    "fsdp2, no reshard": config(WIDE, FSDP, SHARDED | {"fsdp": {"reshard_after_forward": False}}),
-    "fsdp2, columns": config(WIDE, FSDP, SHARDED | {"fsdp": {"shard_dim": 1}}),
-    "fsdp2, tied, full recompute": config({"tie_embeddings": True}, FSDP | FULL, SHARDED),
-    "tp": config({"n_layers": 1}, parallelism={"tp": 2}, gbs=2),
-    "tp, sp": config(performance=FULL, parallelism={"tp": 2, "sp": True}, gbs=2),
-    "tp, sp, tied, qk_norm": config(
-        {"n_layers": 1, "tie_embeddings": True, "qk_norm": True}, None, {"tp": 2, "sp": True}, gbs=2
+    "fsdp2, bf16": config(WIDE, BF16, SHARDED),
+    "fsdp2, columns, no reshard": config(
+        WIDE, FSDP, SHARDED | {"fsdp": {"shard_dim": 1, "reshard_after_forward": False}}
     ),
-    "pp": config(parallelism={"pp": 2}),
+    "fsdp2, tied, full recompute": config(TIED, FSDP | FULL, SHARDED),
+    "tp": config(ONE, parallelism={"tp": 2}, gbs=2),
+    "tp, sp, tied, qk_norm, full recompute": config(ONE | TIED | {"qk_norm": True}, FULL, {"tp": 2, "sp": True}, gbs=2),
     "pp, gpipe, uneven": config({"n_layers": 3}, None, {"pp": 2, "schedule": "gpipe", "layers_per_stage": [2, 1]}),
     "pp, interleaved": config({"n_layers": 4}, None, {"pp": 2, "vpp": 2}),
 }
+"""Default buckets of DDP and the schedule 1f1b of two ranks are in test_steps.py and test_command.py."""
 FOURS = {
-    "fsdp2+tp": config(performance=FSDP, parallelism={"dp": 2, "tp": 2}),
+    "fsdp2+tp": config(ONE, FSDP, {"dp": 2, "tp": 2}),
     "ddp+pp": config(parallelism={"dp": 2, "pp": 2}),
     "tp+pp": config(parallelism={"tp": 2, "pp": 2, "sp": True}, gbs=2),
-    "fsdp2, bf16": config(WIDE, BF16, {"dp": 4}),
-    "hsdp": config(WIDE, FSDP, {"dp": 4, "replicas": 2}),
+    "hsdp": config(WIDE | ONE, FSDP, {"dp": 4, "replicas": 2}),
 }
 CPU = torch.device("cpu")
 
@@ -103,7 +102,7 @@ def test_peaks_of_all_layouts(seen, name):
 
 def test_the_world_must_fit():
     with pytest.raises(ConfigError, match=r"tp\*pp\*dp is 2, but 1 ranks are running"):
-        lay_out(as_on_cpu(PAIRS["ddp"]), CPU)
+        lay_out(as_on_cpu(PAIRS["fsdp2"]), CPU)
 
 
 @pytest.mark.parametrize(

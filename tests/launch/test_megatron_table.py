@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from mcore_ask import megatron
 from megatron_readings import FOLDER, TABLE
 
 from steptime.launch.keys import load_table, spelled
@@ -28,24 +27,18 @@ for kind in (MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfi
     for field in dataclasses.fields(kind):
         meta = field.metadata.get("argparse_meta", {})
         defaults[field.name] = str(meta.get("default", field.default))
-layouts = {text: PipelineParallelLayerLayout.get_num_stages_from_str(text) for text in json.loads(sys.argv[1])}
+layouts = {text: PipelineParallelLayerLayout.get_num_stages_from_str(text) for text in json.loads(sys.stdin.read())}
 fields = sorted({field.name for kind in kinds for field in dataclasses.fields(kind)})
 print(json.dumps({"fields": fields, "defaults": defaults, "layouts": layouts}))
 """
 
 
 @pytest.fixture(scope="module")
-def core():
-    """What the installed megatron-core says, asked in a process of its own: it warns, and takes long to import."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASK, json.dumps(LAYOUTS)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def core(tmp_path_factory):
+    """What the installed megatron-core says, asked in a process that has imported it for other tests too."""
+    script = tmp_path_factory.mktemp("core") / "ask.py"
+    script.write_text(ASK, encoding="utf-8")
+    return json.loads(megatron(script, json.dumps(LAYOUTS)).splitlines()[-1])
 
 
 def test_pipeline_layouts_are_those_of_megatron_core(core):

@@ -25,11 +25,11 @@ def ask(configs, **world):
 
 
 def cases(layouts, variants, whole):
-    """(layout, variant): every variant on the layouts of `whole`, and on a third of the others, another third on each."""
+    """(layout, variant): every variant on the layouts of `whole`, and on a quarter of the others, another one on each."""
     others = [layout for layout in layouts if layout not in whole]
     found = [(layout, variant) for layout in whole for variant in variants]
     numbered = [(n, layout) for n, layout in enumerate(others)]
-    return found + [(layout, v) for n, layout in numbered for m, v in enumerate(variants) if (n + m) % 3 == 0]
+    return found + [(layout, v) for n, layout in numbered for m, v in enumerate(variants) if (n + m) % 4 == 0]
 
 
 def megatron(script, text):

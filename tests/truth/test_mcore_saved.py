@@ -92,7 +92,7 @@ LAYOUTS = {
     "tp4 two groups": (4, {**FOUR, "nkv": 2}),
     "tp4 sp one group": (4, {**FOUR, "nkv": 1, "sp": True}),
 }
-CASES = cases(LAYOUTS, VARIANTS, whole=("tp1", "tp3 sp"))
+CASES = cases(LAYOUTS, VARIANTS, whole=("tp3 sp",))
 
 
 def config(layout, variant):

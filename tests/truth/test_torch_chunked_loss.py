@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import world
+from torch_jobs import covering
 
 from steptime.answer.result import estimate
 from steptime.job.job import Job
@@ -176,30 +177,31 @@ def stated(
     return 2.0 * stage.params_bytes + peak_moments(found.assembly)[0].added_bytes  # as many bytes of gradients
 
 
-@pytest.mark.parametrize(("ends", "tied"), [("apart", False), ("root", False), ("root", True)])
-@pytest.mark.parametrize("reduce", ["fp32", "bf16"])
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_peak(model, recompute, batch, reduce, ends, tied):
+RECOMPUTE, BATCHES, REDUCED = ("none", "full"), (1, 2), ("fp32", "bf16")
+ENDS = {"apart": ("apart", False), "root": ("root", False), "root, tied": ("root", True)}
+
+
+@pytest.mark.parametrize(
+    ("model", "recompute", "batch", "reduce", "ends"), covering(MODELS, RECOMPUTE, BATCHES, REDUCED, ENDS, meet=3)
+)
+def test_peak(model, recompute, batch, reduce, ends):
     """Tied, the head's gradients add up in the embedding's, which the root reduces after the embedding's backward."""
-    model = model.model_copy(update={"tie_embeddings": tied})
-    assert stated(model, recompute, batch, reduce, ends) == held(model, recompute, batch, reduce, ends)
+    where, tied = ENDS[ends]
+    model = MODELS[model].model_copy(update={"tie_embeddings": tied})
+    assert stated(model, recompute, batch, reduce, where) == held(model, recompute, batch, reduce, where)
 
 
-@pytest.mark.parametrize("reduce", ["fp32", "bf16"])
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    ("model", "recompute", "batch", "reduce"), covering(MODELS, RECOMPUTE, BATCHES, REDUCED, meet=3)
+)
 def test_peak_of_a_loss_by_token(model, recompute, batch, reduce):
-    found = stated(model, recompute, batch, reduce, "apart", "torchtitan")
-    assert found == held(model, recompute, batch, reduce, "apart", by_token=True)
+    found = stated(MODELS[model], recompute, batch, reduce, "apart", "torchtitan")
+    assert found == held(MODELS[model], recompute, batch, reduce, "apart", by_token=True)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    ("model", "tied", "recompute", "batch"), covering(MODELS, (False, True), RECOMPUTE, BATCHES, meet=3)
+)
 def test_peak_on_one_device(model, tied, recompute, batch):
-    model = model.model_copy(update={"tie_embeddings": tied})
+    model = MODELS[model].model_copy(update={"tie_embeddings": tied})
     assert stated(model, recompute, batch) == alone(model, recompute, batch)

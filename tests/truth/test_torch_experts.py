@@ -10,7 +10,7 @@ from live_bytes import LiveCalls
 from torch_blocks import Block, Kernels, Transformer, tables
 from torch_experts import expert_world, fitted, sharded
 from torch_fsdp import Fsdp, run
-from torch_jobs import Layout, in_turn, job
+from torch_jobs import Layout, covering, job
 from torch_ours import block_input, kept, kept_by_torch, shard_of
 
 from steptime.answer.result import estimate
@@ -95,7 +95,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    ("recompute", "kind", "layout"), in_turn(("none", "full"), ("qwen3 moe", "deepseek", "deepseek 16b"), LAYOUTS)
+    ("recompute", "kind", "layout"), covering(("none", "full"), ("qwen3 moe", "deepseek", "deepseek 16b"), LAYOUTS)
 )
 def test_collectives_and_peak(kind, layout, recompute):
     """FSDP's collectives of both groups, and the exchanges of tokens and of their counts: kind, ranks, bytes, how often.

@@ -9,7 +9,7 @@ import pytest
 from test_torch_fsdp import issued, stated
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, held, in_turn, job
+from torch_jobs import Layout, covering, held, job
 
 from steptime.answer.result import estimate
 from steptime.model.model import Model
@@ -50,10 +50,10 @@ LENGTHS = {"8": (1, 8), "two of 8": (2, 8), "three of 32": (3, 32), "three of 12
 
 @pytest.mark.parametrize(
     ("shape", "option", "recompute", "length"),
-    in_turn(("wide mlp", "large vocabulary"), OPTIONS, KERNELS, LENGTHS),
+    covering(("wide mlp", "large vocabulary"), OPTIONS, KERNELS, LENGTHS),
 )
 def test_peak(shape, option, recompute, length):
-    """Short sequences peak in the sums of gradients or the optimizer, long ones in a block or the loss. Any three names meet."""
+    """Short sequences peak in the sums of gradients or the optimizer, long ones in a block or the loss. Any two names meet."""
     micro_batches, seqlen = LENGTHS[length]
     kernels, layout = KERNELS[recompute], Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
     torch_holds = held(SHAPES[shape], kernels, seqlen, layout)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, held, in_turn, job
+from torch_jobs import Layout, covering, held, job
 
 from steptime.answer.result import estimate
 from steptime.base.rows import StageMemory
@@ -70,7 +70,7 @@ def allocated(model: Model, kernels: Kernels, seqlen: int, layout: Layout) -> St
     return estimate(job(model, kernels, seqlen, layout)).memory.stages[0]
 
 
-@pytest.mark.parametrize(("shape", "kind", "kernels", "micro_batches"), in_turn(SHAPES, KINDS, KERNELS, (1, 2)))
+@pytest.mark.parametrize(("shape", "kind", "kernels", "micro_batches"), covering(SHAPES, KINDS, KERNELS, (1, 2)))
 def test_one_device(shape, kind, kernels, micro_batches):
     model, layout = Model(**SHAPES[shape], **KINDS[kind]), Layout(micro_batches=micro_batches)
     torch_holds = held(model, KERNELS[kernels], 64, layout)
@@ -133,7 +133,7 @@ LENGTHS = {"8": (1, 8), "two of 32": (2, 32), "128": (1, 128)}
 
 
 @pytest.mark.parametrize(
-    ("shape", "fsdp", "kernels", "length"), in_turn(SHAPES, FSDP, ("flash", "fully recomputed", "fp32"), LENGTHS)
+    ("shape", "fsdp", "kernels", "length"), covering(SHAPES, FSDP, ("flash", "fully recomputed", "fp32"), LENGTHS)
 )
 def test_fsdp(shape, fsdp, kernels, length):
     """Short sequences peak in FSDP's buffers or the optimizer, long ones in a block or the loss. 251 rows are padded to 256."""
@@ -165,7 +165,7 @@ def test_fsdp_in_one_group_and_with_replicas(shape, layout, seqlen):
     assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
 
 
-@pytest.mark.parametrize(("shape", "layout", "length"), in_turn(SHAPES, FEWER, (8, 32)))
+@pytest.mark.parametrize(("shape", "layout", "length"), covering(("wide mlp", "gqa"), FEWER, (8, 32)))
 def test_fsdp_resharded_to_fewer_ranks(shape, layout, length):
     model, layout = Model(**SHAPES[shape]), FEWER[layout]
     torch_holds = held(model, Kernels(), length, layout)

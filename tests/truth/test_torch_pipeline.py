@@ -107,8 +107,19 @@ def same_but_for_ids(of: Pipeline, ours: float, held: int, op: str) -> None:
     assert 0 <= ours - held <= of.micro_batches * IDS, op
 
 
-@pytest.mark.parametrize("of", WHOLE.values(), ids=WHOLE)
-def test_peaks_of_full_recompute(of):
+AGAIN = (
+    "1f1b, resharded",
+    "interleaved, 4 chunks, resharded",
+    "looped",
+    "1f1b, 2 groups ahead",
+    "gpipe, resharded, 2 groups ahead",
+)
+"""Both depths of a schedule, each with and without resharding; parameters gathered one group ahead, and several."""
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_peaks_of_full_recompute(name):
+    of = WHOLE[name]
     kernels = Kernels(recompute="full")
     for stage in range(of.pp):
         ours = stated_peak(of, kernels, stage)

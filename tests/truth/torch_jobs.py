@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import product
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from itertools import combinations, product
+from typing import Any, NamedTuple
 
 import torch
 from live_bytes import LiveBytes
@@ -67,14 +67,20 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
     )
 
 
-def in_turn(shapes: Iterable[str], *axes: Iterable[str]) -> list[tuple[str, ...]]:
-    """Every combination of names along the axes, each with the next of the shapes: any two names meet, any name every shape.
+def covering(
+    *axes: Iterable[Any], meet: int = 2, allowed: Callable[[tuple[Any, ...]], bool] = lambda _: True
+) -> list[tuple[Any, ...]]:
+    """Few combinations of values along the axes, in which any two of different axes meet, or any three.
 
-    Of two shapes and axes of even lengths, any names along all axes but one meet every shape.
+    The one that brings most of them together for the first time, again and again.
     """
-    names = list(shapes)
-    numbered = product(*(list(enumerate(axis)) for axis in axes))
-    return [(names[sum(n for n, _ in at) % len(names)], *(name for _, name in at)) for at in numbered]
+    groups = {case: {*combinations(enumerate(case), meet)} for case in product(*axes) if allowed(case)}
+    missing = set().union(*groups.values())
+    chosen = []
+    while missing:
+        chosen.append(max(groups, key=lambda case: len(groups[case] & missing)))
+        missing -= groups[chosen[-1]]
+    return chosen
 
 
 class Held(NamedTuple):
