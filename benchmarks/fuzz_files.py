@@ -130,7 +130,7 @@ def door(known: dict[str, bytes], argv: Callable[[random.Random, str, Path], lis
 
     def warm(folder: Path) -> None:
         folder.mkdir()
-        for name in sorted(known)[:40]:
+        for name in sorted(known)[::4][:10]:
             case(random.Random(name), folder, name, known[name]).run()
 
     return Door(make, warm, seconds, known, case)

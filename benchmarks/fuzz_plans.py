@@ -305,10 +305,10 @@ def door() -> Door:
 
     def warm(folder: Path) -> None:
         del folder
-        for file in sorted((ROOT / "configs").glob("*.yaml"))[:8]:
-            sound(str(file))
-            command([str(file), "--assumed"])
-            shown(str(file))
+        for file in (str(ROOT / "configs" / name) for name in ("llama3_70b.yaml", "llama3_8b_fsdp.yaml")):
+            sound(file)
+            command([file, "--assumed"])
+            shown(file)
 
     return Door(make, warm, 10.0)
 

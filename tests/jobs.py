@@ -14,6 +14,19 @@ DEVICES_PLAN = {
     "hardware": "h100",
 }
 """A plan that says how many devices there are, not dp."""
+OF_EVERY_KIND = [
+    "deepseek_v2_lite",
+    "gpt2_1gpu",
+    "gpt_oss_120b",
+    "llama3_70b_cross_dc",
+    "llama3_70b_run",
+    "llama3_8b_fsdp",
+    "megatron_1t",
+    "nemotron_h_56b",
+    "own_model",
+    "qwen3_235b_gb200",
+]
+"""Shipped plans: dense and sparse, latent and windowed attention, Mamba, FSDP, data centers, a run, a pipeline, one device."""
 
 
 def job(

@@ -20,7 +20,7 @@ PLAN = mapping_yaml(START)
 def serving():
     """The server in a thread of its own."""
     made = server.Server("127.0.0.1", 0, START, frozenset())
-    threading.Thread(target=made.serve_forever, daemon=True).start()
+    threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()  # seconds until it sees its end
     yield made
     made.shutdown()
     made.server_close()

@@ -74,9 +74,19 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(TEXTS[path])
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
+@cache
+def all_imports(path: Path) -> list[tuple[str, bool]]:
+    return list(imports(tree(path)))
+
+
 def own_imports(path: Path) -> set[str]:
     """The modules of the package that a module imports."""
-    return {name.removeprefix("steptime.") for name, _ in imports(tree(path)) if name.startswith("steptime.")}
+    return {name.removeprefix("steptime.") for name, _ in all_imports(path) if name.startswith("steptime.")}
 
 
 def offenders(check) -> dict[str, list]:
@@ -112,13 +122,13 @@ def test_no_modules_import_each_other():
 
 def test_classes_have_one_name_each():
     """A public class's name stands for one thing in the whole package."""
-    every = [
+    every = Counter(
         node.name
         for path in FILES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    ]
-    assert {name for name in every if every.count(name) > 1} == set()
+    )
+    assert {name for name, times in every.items() if times > 1} == set()
 
 
 ALLOWED = {"pydantic", "pydantic_core", "yaml"}
@@ -129,7 +139,7 @@ HEAVY = {"torch", "safetensors", "h5py", "matplotlib", "psutil", "mpi4py"}
 def test_third_party_imports_are_few_and_lazy():
     def unwanted(path):
         own_torch = room_of(module_of(path)) in {"bench", "checkpoint"}
-        for name, inside in imports(tree(path)):
+        for name, inside in all_imports(path):
             top = name.partition(".")[0]
             if top in sys.stdlib_module_names or top in {"steptime", *ALLOWED} or name == "None":
                 continue
@@ -180,7 +190,7 @@ def test_files_and_functions_are_short():
     def long(path):
         if (length := len(TEXTS[path].splitlines())) > 300:
             yield f"{length} lines"
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = node.end_lineno - node.lineno + 1
                 if length > 45:
@@ -221,7 +231,7 @@ def test_no_leftovers():
 def test_only_the_top_rooms_colour():
     def colours(path):
         if room_of(module_of(path)) not in {"report", "commands"}:
-            words = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)]
+            words = [node.value for node in nodes(path) if isinstance(node, ast.Constant)]
             yield from (word for word in words if isinstance(word, str) and "\x1b" in word)
 
     assert offenders(colours) == {}
@@ -230,7 +240,7 @@ def test_only_the_top_rooms_colour():
 def test_only_the_top_rooms_print():
     def prints(path):
         if room_of(module_of(path)) not in {"report", "commands", "bench", "checkpoint"}:
-            calls = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call))
+            calls = (node for node in nodes(path) if isinstance(node, ast.Call))
             yield from (call.lineno for call in calls if ast.unparse(call.func) in {"print", "sys.stdout.write"})
 
     assert offenders(prints) == {}

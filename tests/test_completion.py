@@ -18,74 +18,81 @@ def script(shell, capsys):
     return capsys.readouterr().out
 
 
-def bash(text, words, home):
-    """What bash offers for the last word of a line."""
+def bash(text, lines, home):
+    """What bash offers for the last word of each line."""
     (home / ".bash").write_text(text, encoding="utf-8")
-    line = " ".join(f"'{word}'" for word in ("3dtrn", *words))
-    program = (
-        f"source .bash; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _3dtrn; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    )
-    command = ["bash", "--norc", "--noprofile", "-c", program]
+    program = ["source .bash"]
+    for words in lines:
+        line = " ".join(f"'{word}'" for word in ("3dtrn", *words))
+        program.append(f'COMP_WORDS=({line}); COMP_CWORD={len(words)}; COMPREPLY=(); _3dtrn; echo "${{COMPREPLY[@]}}"')
+    command = ["bash", "--norc", "--noprofile", "-c", "\n".join(program)]
     found = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
     assert found.stderr == ""
-    return found.stdout.split()
+    return [line.split() for line in found.stdout.splitlines()]
 
 
-def fish(text, words, home):
+def fish(text, lines, home):
     """What fish offers."""
     (home / ".fish").write_text(text, encoding="utf-8")
-    command = ["fish", "-c", f"source .fish; complete -C '3dtrn {' '.join(words)}'"]
+    program = ["source .fish", *(f"echo (complete -C '3dtrn {' '.join(words)}')" for words in lines)]
+    command = ["fish", "-c", "\n".join(program)]
     found = subprocess.run(command, cwd=home, env=at(home), capture_output=True, text=True, check=True)
     assert found.stderr == ""
-    return found.stdout.split()
+    return [line.split() for line in found.stdout.splitlines()]
 
 
-def zsh(text, words, home):
-    """What zsh puts into the line of a terminal at the Tab key; nothing where it has several. Ctrl-T writes the line down."""
+def zsh(text, lines, home):
+    """What zsh puts into the line of a terminal at the Tab key; nothing where it has several.
+
+    Ctrl-T writes the line down and empties it.
+    """
     (home / ".zsh").write_text(text, encoding="utf-8")
-    start = "source ./.zsh; tell() { print -r -- $BUFFER > .told }; zle -N tell; bindkey '^T' tell; print > .ready\n"
+    told = home / ".told"
+    told.write_text("", encoding="utf-8")
+    start = "source ./.zsh; tell() { print -r -- $BUFFER >> .told; BUFFER= }; zle -N tell; bindkey '^T' tell; echo >> .told\n"
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(home)
         os.execvpe("zsh", ["zsh", "-f", "-i"], at(home) | {"ZDOTDIR": str(home), "TERM": "dumb"})
-    for typed, file in ((start, home / ".ready"), (f"3dtrn {' '.join(words)}\t\x14", home / ".told")):
+    for number, typed in enumerate((start, *(f"3dtrn {' '.join(words)}\t\x14" for words in lines)), 1):
         os.write(terminal, typed.encode())
         end = time.monotonic() + 60.0
-        while not (file.exists() and file.stat().st_size) and time.monotonic() < end:
-            time.sleep(0.05)
-    told = (home / ".told").read_text(encoding="utf-8").split()
+        while told.read_text(encoding="utf-8").count("\n") < number and time.monotonic() < end:
+            time.sleep(0.01)
+    made = [line.split() for line in told.read_text(encoding="utf-8").splitlines()[1:]]
     os.close(terminal)
     os.waitpid(pid, 0)
-    assert told[:-1] == ["3dtrn", *words[:-1]]
-    return [word for word in told[-1:] if word != words[-1]]
+    assert [line[:-1] for line in made] == [["3dtrn", *words[:-1]] for words in lines]
+    return [[word for word in line[-1:] if word != words[-1]] for line, words in zip(made, lines, strict=True)]
 
 
 def at(home):
     return os.environ | {"HOME": str(home)}
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        (["se"], ["search", "sensitivity", "serve"]),
-        (["sea"], ["search"]),
-        (["pl"], ["plan.yaml"]),
-        (["search", "pl"], ["plan.yaml"]),
-        (["search", "--dev"], ["--devices"]),
-        (["search", "plan.yaml", "--par"], ["--pareto"]),
-        (["plan.yaml", "--min"], ["--min-mfu"]),
-        (["--model", "llama3-7"], ["llama3-70b"]),
-        (["--model", "llama3-70b", "--machine", "dgx-h1"], ["dgx-h100"]),
-        (["plan.yaml", "--color", "al"], ["always"]),
-        (["show", "dgx-h1"], ["dgx-h100"]),
-        (["--completion", "z"], ["zsh"]),
-    ],
-)
+WANTED = [
+    (["se"], ["search", "sensitivity", "serve"]),
+    (["sea"], ["search"]),
+    (["pl"], ["plan.yaml"]),
+    (["search", "pl"], ["plan.yaml"]),
+    (["search", "--dev"], ["--devices"]),
+    (["search", "plan.yaml", "--par"], ["--pareto"]),
+    (["plan.yaml", "--min"], ["--min-mfu"]),
+    (["--model", "llama3-7"], ["llama3-70b"]),
+    (["--model", "llama3-70b", "--machine", "dgx-h1"], ["dgx-h100"]),
+    (["plan.yaml", "--color", "al"], ["always"]),
+    (["show", "dgx-h1"], ["dgx-h100"]),
+    (["--completion", "z"], ["zsh"]),
+]
+"""Words of a line, and what is offered for the last one."""
+
+
 @pytest.mark.parametrize("shell", [shell for shell in (bash, fish, zsh) if shutil.which(shell.__name__)])
-def test_the_shell_completes(shell, words, wanted, capsys, tmp_path):
+def test_the_shell_completes(shell, capsys, tmp_path):
     (tmp_path / "plan.yaml").write_text("", encoding="utf-8")
-    offered = shell(script(shell.__name__, capsys), words, tmp_path)
-    assert offered == ([] if shell is zsh and len(wanted) > 1 else wanted)
+    lines = [words for words, _ in WANTED]
+    offered = dict(zip(map(tuple, lines), shell(script(shell.__name__, capsys), lines, tmp_path), strict=True))
+    assert offered == {tuple(words): [] if shell is zsh and len(wanted) > 1 else wanted for words, wanted in WANTED}
 
 
 def test_every_subcommand_and_option_is_offered(capsys):

@@ -247,17 +247,17 @@ def test_a_ring_that_leaves_the_node_is_slower():
 # --- properties ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(plans())
 def test_one_rank_exchanges_nothing(plan):
     """cp 1 is the job without the key, whatever the exchange would be."""
     plan["parallelism"].pop("cp", None)
     plan["parallelism"].pop("cp_comm_type", None)
-    plain = drawn_job(plan)
+    plain = estimate(drawn_job(plan))
     for how in METHODS:
         said = {**plan, "parallelism": {**plan["parallelism"], "cp": 1, "cp_comm_type": how}}
-        assert estimate(drawn_job(said)).step_s == estimate(plain).step_s
-    assert not [row for row in estimate(plain).collectives if row.axis == "cp"]
+        assert estimate(drawn_job(said)).step_s == plain.step_s
+    assert not [row for row in plain.collectives if row.axis == "cp"]
 
 
 @settings(max_examples=30, deadline=None)

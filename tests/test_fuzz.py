@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -19,29 +20,32 @@ DOORS = ("plans", "server", "files", "machines", "tables", "configs", "launches"
 
 
 def test_the_first_cases_of_every_door():
-    argv = [sys.executable, "-W", "ignore", PROGRAM, *DOORS, "--cases", "20"]
+    argv = [sys.executable, "-W", "ignore", PROGRAM, *DOORS, "--cases", "6"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=False)
-    told = [f"{door}: 20 cases" in done.stdout for door in DOORS]
+    told = [f"{door}: 6 cases" in done.stdout for door in DOORS]
     assert (done.returncode, all(told)) == (0, True), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        ("lambda: __import__('os').system('true')", "not only reads: [\"os.system b'true'\"]"),
-        ("lambda: [][1]", "IndexError"),
-        ("lambda: 3", "exit code 3"),
-        ("lambda: 2", "nothing is said"),
-        ("lambda: print('{\"a\": NaN}') or 0", "NaN in JSON"),
-        ("lambda: print('{\"a\": 1}') or 0", "None"),
-        ("lambda: [0 for _ in iter(int, 1)]", "it hangs"),
-    ],
-)
-def test_the_engine_sees_what_is_wrong(run, words):
-    code = f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r}); import fuzzing as f;"
-    code += f"print(f.tried(f.Case({run}, 'x', json=True), 0.05, f.Watch()))"
+WRONG = {
+    "lambda: __import__('os').system('true')": "not only reads: [\"os.system b'true'\"]",
+    "lambda: [][1]": "IndexError",
+    "lambda: 3": "exit code 3",
+    "lambda: 2": "nothing is said",
+    "lambda: print('{\"a\": NaN}') or 0": "NaN in JSON",
+    "lambda: print('{\"a\": 1}') or 0": "None",
+    "lambda: [0 for _ in iter(int, 1)]": "it hangs",
+}
+"""What a case does, and what is said of it."""
+
+
+def test_the_engine_sees_what_is_wrong():
+    """In a process of its own, since nothing takes an audit hook away again."""
+    code = f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r}); import fuzzing as f; watch = f.Watch();"
+    code += f"said = [f.tried(f.Case(run, 'x', json=True), 0.05, watch) for run in ({', '.join(WRONG)})];"
+    code += "print(*map(repr, said), sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert words in done.stdout
+    for line, words in zip(done.stdout.splitlines(), WRONG.values(), strict=True):
+        assert words in ast.literal_eval(line) if words != "None" else line == words
 
 
 FOUND = {

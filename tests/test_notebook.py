@@ -1,7 +1,7 @@
 """The notebooks of the docs run, and show what they show now; `--update-golden` writes their outputs anew.
 
 Cells with the tag `measured` show figures of the machine that ran them: they must run and say something, and are not compared.
-Where they are not written anew, the benchmark among them takes less time over half the layers.
+Where they are not written anew, the benchmark among them takes less time over half the layers and tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
-SHORTER = {"--seconds 4 --steps 5": "--seconds 0.5 --steps 2 --set model.n_layers=2"}
+SHORTER = {"--seconds 4 --steps 5": "--seconds 0.1 --steps 2 --set model.n_layers=2 --set data.seqlen=256"}
 """What the notebook asks of `3dtrn bench`, and what it is asked here."""
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
 
@@ -32,26 +33,36 @@ def recorded(path):
 
 
 @pytest.fixture(scope="module")
-def executed(recorded, path, request):
-    """The notebook run from top to bottom in a kernel of this environment; an error in a cell fails here."""
+def kernel():
+    """A kernel of this environment in the folder of the notebooks, which import the same modules: one after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+        patch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+        manager, client = start_new_kernel(cwd=str(ROOT / "docs"), extra_arguments=["--HistoryManager.enabled=False"])
+    client.stop_channels()  # each notebook has a client of its own
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def executed(recorded, path, kernel, request):
+    """The notebook run from top to bottom, as in a new kernel: no name is left of the one before, and cells count from 1.
+
+    An error in a cell fails here.
+    """
     notebook = deepcopy(recorded)
     if path.stem == "measure_machine" and not request.config.getoption("--update-golden"):
         for asked, shorter in SHORTER.items():
             assert sum(asked in cell.source for cell in notebook.cells) == 1
             for cell in notebook.cells:
                 cell.source = cell.source.replace(asked, shorter)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-        patch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-        client = NotebookClient(
-            notebook,
-            timeout=600,
-            kernel_name="python3",
-            resources={"metadata": {"path": str(path.parent)}},
-            record_timing=False,
-            coalesce_streams=True,
-        )
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f\nget_ipython().execution_count = 1"))
+    client = NotebookClient(notebook, km=kernel, timeout=600, record_timing=False, coalesce_streams=True)
+    try:
         client.execute()
+    finally:
+        client.kc.stop_channels()
+    del notebook.cells[0]
     return notebook
 
 

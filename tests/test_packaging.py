@@ -49,14 +49,14 @@ def backend(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, backend):
-    """What is built, sdist and wheel from it, of two copies that lie elsewhere: folders."""
+    """What is built of two copies that lie elsewhere, once the sdist and the wheel from it, once both from the tree: folders."""
     folders = []
-    for name in ("first", "second"):
+    for name, how in (("first", ("build", "--no-isolation", "--outdir")), ("second", ("hatchling", "build", "-d"))):
         folder = tmp_path_factory.mktemp(name)
         ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "shared", "results")
         shutil.copytree(ROOT, folder / "tree", ignore=ignored)
-        made = ("--no-isolation", "--outdir", folder / "dist", folder / "tree")
-        run(sys.executable, "-m", "build", *made, SOURCE_DATE_EPOCH="1767225600", **backend)
+        made = (sys.executable, "-m", *how, folder / "dist")
+        run(*made, cwd=folder / "tree", SOURCE_DATE_EPOCH="1767225600", **backend)
         folders.append(folder / "dist")
     return folders
 
@@ -78,7 +78,10 @@ def user(tmp_path_factory, wheel):
 
 
 def test_wheel_and_sdist_are_the_same_bytes_each_time(built):
-    """Built from two copies that lie elsewhere, at other times (SOURCE_DATE_EPOCH, reproducible-builds.org)."""
+    """Built from two copies that lie elsewhere, at other times (SOURCE_DATE_EPOCH, reproducible-builds.org).
+
+    A wheel from the sdist is the one from the tree: the sdist lacks nothing of it.
+    """
     first, second = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in built)
     assert {Path(name).suffix for name in first} == {".whl", ".gz"}
     assert first == second

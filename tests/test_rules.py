@@ -139,7 +139,7 @@ columns = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(columns, st.sampled_from([1920, 2048, 960]))
 def test_a_mask_equals_its_rows(rows, gbs):
     base = facts(BASE)._replace(gbs=float(gbs))

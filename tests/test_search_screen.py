@@ -33,17 +33,19 @@ OFFLOADED = "offloaded experts"
 
 
 def few(name):
-    """One degree of tp and of cp or none, and two micro-batches, in turn by plan, since 12 layouts are compared of all.
+    """One degree of tp, of cp and of pp or none, and two micro-batches, in turn by plan, since 12 layouts are compared of all.
 
-    Together the plans take every value that 16 devices and 64 sequences allow.
+    A plan that says something of stages is tried on every number of them. Together the plans take every value that 16 devices and 64 sequences allow.
     """
     turn = [*PLANS, *FLEETING].index(name)
+    stages = {} if (PLANS | FLEETING)[name].parallelism.pp > 1 else {"pp": (1, (2, 4)[turn % 2])}
     if name == OFFLOADED:
-        return {"tp": (1, 4), "cp": (1, 2), "microbatch_sz": (1, 8)}
+        return {"tp": (1, 4), "cp": (1, 2), "pp": (1, 4), "microbatch_sz": (1, 8)}
     return {
         "tp": (1, (2, 4, 8)[turn % 3]),
         "cp": (1, (2, 4, 8, 16)[turn // 3 % 4]),
         "microbatch_sz": ((1, 8), (2, 16), (4, 64), (1, 32))[turn % 4],
+        **stages,
     }
 
 
@@ -60,9 +62,20 @@ def test_the_screen_beside_estimates(screened):
     check(job, blocks)
 
 
-@pytest.mark.parametrize("name", [*PLANS, *FLEETING])
+STAGED = [
+    name
+    for number, (name, job) in enumerate((PLANS | FLEETING).items())
+    if number % 3 == 0 or name == OFFLOADED or job.parallelism.pp > 1 or job.model.mtp
+]
+"""All plans that say something of stages or have layers of the last one alone, and every third of the others."""
+
+
+@pytest.mark.parametrize("name", STAGED)
 def test_pipelines_of_three_stages_beside_estimates(name):
-    """On 24 devices, whose stages and replicas are no powers of two; tp and cp take no values there that 16 do not have."""
+    """On 24 devices, whose stages and replicas are no powers of two; tp and cp take no values there that 16 do not have.
+
+    The other plans differ in what one stage holds, which is compared on 16 devices.
+    """
     job = (PLANS | FLEETING)[name]
     sizes = (2, 4) if name == OFFLOADED or len(name) % 2 else (1, 8)
     axes = Axes({"tp": (1, 4), "cp": (1,), "pp": (1, 3, 6, 12), "microbatch_sz": sizes})
@@ -167,14 +180,13 @@ SHARDED = {
 
 
 @pytest.mark.parametrize("name", SHARDED)
-@pytest.mark.parametrize("devices", [16, 32])
-def test_fsdp_in_columns_beside_estimates(name, devices):
+def test_fsdp_in_columns_beside_estimates(name):
     """Memory bit for bit, and the step but for the order of a sum; pipelines are the next test's.
 
-    On 16 and on 32 devices together a plan meets every recomputation but numbers of whole layers, which two plans meet.
+    On 16 and on 32 devices in turn: two plans together meet every recomputation but numbers of whole layers, which four meet.
     """
-    job = SHARDED[name]
-    screen = Some(job, Axes({"pp": (1,)}), Counts(), turn=2 * list(SHARDED).index(name) + (devices == 32))
+    job, turn = SHARDED[name], list(SHARDED).index(name)
+    devices, screen = (16, 32)[turn % 2], Some(job, Axes({"pp": (1,)}), Counts(), turn=turn)
     blocks = [block for _, block in screen.blocks(devices, job.data.gbs) if block.legal.any()]
     assert any(len(block.rows.tp) > 4 for block in blocks)
     for block, choice, row in sampled(blocks, 12):
@@ -220,10 +232,13 @@ SHARDED_PIPELINES = {
 
 
 @pytest.mark.parametrize("name", SHARDED_PIPELINES)
-@pytest.mark.parametrize(("devices", "pp"), [(16, (2, 4)), (24, (3, 6))])
-def test_fsdp_in_a_pipeline_in_columns_beside_estimates(name, devices, pp):
-    """Memory bit for bit, and the step but for the order of a sum: long steps and short ones, one chunk per stage and several."""
-    job = SHARDED_PIPELINES[name]
+def test_fsdp_in_a_pipeline_in_columns_beside_estimates(name):
+    """Memory bit for bit, and the step but for the order of a sum: long steps and short ones, one chunk per stage and several.
+
+    On 2 and 4 stages of 16 devices and on 3 and 6 of 24 in turn.
+    """
+    job, turn = SHARDED_PIPELINES[name], list(SHARDED_PIPELINES).index(name)
+    devices, pp = ((16, (2, 4)), (24, (3, 6)))[turn % 2]
     few = Axes({"pp": pp, "microbatch_sz": (1, 4, 16, 64), "vpp": (1, 2, 3, 4)})
     blocks = [block for _, block in Screen(job, few, Counts()).blocks(devices, 64) if block.legal.any()]
     assert any(len(block.rows.tp) > 4 for block in blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from math import log
 from pathlib import Path
 
@@ -102,12 +103,18 @@ def test_the_best_behind_many_that_are_tight(monkeypatch, more):
     """
     plan = Job.load(CONFIGS / "llama3_8b.yaml")
     small, asked = with_memory(plan, 0.7), Asked((plan.parallelism.devices,), (plan.data.gbs,))
-    best_step_s = search(small).best.step_s
+    best_step_s = seconds_of_best(small)
     monkeypatch.setattr(Screen, "margin", dict.fromkeys(RECOMPUTE, -log(2.0)))
     of, bound = plan if more else small, Fastest(small, small.machine.accelerator.usable_memory_bytes)
     run(of, asked, bound=bound)
     assert bound.limit_s() < best_step_s
     assert within(fastest(of, asked, small), small).best.step_s == best_step_s
+
+
+@cache
+def seconds_of_best(plan):
+    """With the screen as it is."""
+    return search(plan).best.step_s
 
 
 def with_memory(plan, share):
