@@ -106,7 +106,7 @@ def pipe(
     *,
     said: Exchange = "free",
 ) -> Pipe:
-    """In closed form, or walked where `wanted`, in up to `limit_s`; `share`: what is hidden of sends; `said`: `stage_exchange`."""
+    """In closed form, or walked where `wanted`, in up to `limit_s`; `share`: how much of sends is hidden; `said`: as profiles."""
     import numpy as np
 
     exchange = exchange_of(said, stages.schedule, stages.vpp)

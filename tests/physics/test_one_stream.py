@@ -32,7 +32,7 @@ def test_a_send_waits_for_the_receive_listed_before_it():
 def test_an_exchange_holds_both_streams():
     """The same with exchanges of 1 s: stage 2 gets the first micro-batch at 4 s and has sent it on at 6 s.
 
-    Only then the next send begins. Its output is there at 7 s, with stage 2 at 9, back at 11; the third then takes from 11 to 12 s.
+    Only then the next send begins. Its output is there at 7 s, with stage 2 at 9, back at 11; the third then starts, until 12.
     """
     assert starts([1.0] * 3, "one_stream") == [[0.0, 1.0, 2.0], [2.0, 7.0, 12.0], [4.0, 9.0, 14.0]]
 
