@@ -155,3 +155,13 @@ def test_selective_in_torchtitan_is_another_recomputation(software, word):
         assert line not in text.partition("STEP")[2]
     if meant:  # that frees next to nothing is said with it, not again
         assert not told(plan, "frees only its log-sum-exp")
+
+
+@pytest.mark.parametrize(
+    ("software", "pp", "vpp", "lines"),
+    [("torchtitan@0.2", 4, 2, 1), ("torchtitan@0.2", 4, 1, 0), ("torchtitan@0.2", 2, 2, 0), ("torchtitan", 4, 2, 0)],
+)
+def test_stages_on_one_stream(software, pp, vpp, lines):
+    """pytorch/pytorch pull request 165664: a receive blocks the sends after it, in schedules of several chunks."""
+    plan = job({"software": software}, pp=pp, dp=8 // pp, vpp=vpp)
+    assert len(told(plan, "share one stream")) == lines

@@ -61,7 +61,7 @@ def test_flagperfs_llama3_has_megatrons_defaults():
         ("megatron-sft-recipes-n009", {"rope_impl": "own_tables", "loss_impl": "fused"}, {}),
         ("thunder-litgpt-n010", {"norm_impl": "eager"}, {}),  # its config has compile = false
         ("qwen-readme-n002", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
-        ("AUTOMODEL-005", {"rope_impl": "complex"}, {}),
+        ("AUTOMODEL-005", {"rope_impl": "complex", "software": "automodel@2025-10"}, {}),
         ("AUTOMODEL-007", {"rope_impl": "composite"}, {}),
         ("AUTOMODEL-008", {"rope_impl": "composite", "attention_kernel": "flex"}, {}),
     ],

@@ -220,6 +220,8 @@ SHARDED_PIPELINES = {
     "GPipe": plan(IN_PIPELINE | {"schedule": "gpipe"}, {"software": "torchtitan"}),
     "time steps": plan(IN_PIPELINE, {"software": "torchtitan@0.1"}),
     "time steps, ZeRO 2": plan({"pp": 2, "dp": 2, "zero_level": 2}, {"software": "torchtitan@0.1"}),
+    "one stream": plan({"pp": 4, "dp": 1}, {"software": "torchtitan@0.2"}),
+    "one stream, ZeRO 2": plan({"pp": 4, "dp": 1, "zero_level": 2}, {"software": "torchtitan@0.2"}),
     "uneven": plan(
         IN_PIPELINE | {"layers_per_stage": "auto"},
         {"software": "torchtitan", "optimizer_impl": "for_loop"},

@@ -5,7 +5,9 @@ from own_rows import own
 
 from steptime.software.performance import load_software
 from steptime.validation import row_native, row_torchtitan
+from steptime.validation.measurements import shipped
 from steptime.validation.row_kernels import attention_of
+from steptime.validation.row_layers import stages
 from steptime.validation.row_software import framework_of
 
 
@@ -182,3 +184,14 @@ def test_the_configs_of_nvfp4_and_mxfp8_compile_the_model_alone(pull, framework,
     row = own(framework=framework, source=source, precision=precision, overlap_notes=notes)
     release = row_torchtitan.torchtitan_release(row)
     assert row_native.native_kernels(row, release, notes).get("compile") == compiled
+
+
+def test_the_ends_of_a_pipeline_have_a_layer_less():
+    """61 layers and one each for embedding and head over 16 chunks: 15 times 4 and the last 3, of which the ends hold 3 and 2.
+
+    pytorch/torchtitan@36a4b694 torchtitan/distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part, and
+    config/job_config.py, pipeline_parallel_first_stage_less_layers and pipeline_parallel_last_stage_less_layers: 1.
+    """
+    row = next(row for row in shipped() if row.id == "torchtitan-pr-n028")
+    assert stages(row, []) == {"layers_per_stage": [3, *[4] * 14, 2]}
+    assert load_software("torchtitan@0.2.1").layout.stage_exchange == "one_stream"

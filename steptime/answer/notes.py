@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from steptime.base.words import counted
 from steptime.job.job import Job
+from steptime.schedule.stage_exchange import exchange_of
 
 FLASH_CAPABILITY = 8.0
 """GPU architecture that FlashAttention-2 requires (Dao-AILab/flash-attention README: Ampere or newer)."""
@@ -35,7 +36,7 @@ def notes(job: Job) -> list[str]:
         lines.append(
             "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
         )
-    return [*lines, *_attention(job), *_autocast(job), *_shared_experts(job), *_auto_tp(job)]
+    return [*lines, *_attention(job), *_autocast(job), *_shared_experts(job), *_auto_tp(job), *_one_stream(job)]
 
 
 def other_meaning(job: Job) -> list[str]:
@@ -101,3 +102,12 @@ def _auto_tp(job: Job) -> list[str]:
     return [
         f"note: tp {job.parallelism.tp} is AutoTP (tensor_parallel.autotp_size){with_zero}, in DeepSpeed since {since}"
     ]
+
+
+def _one_stream(job: Job) -> list[str]:
+    """Where stages of a pipeline wait for each other's exchanges (`schedule.one_stream`); two of them lose nothing to it."""
+    p, said = job.parallelism, job.software.layout.stage_exchange
+    if p.pp < 3 or exchange_of(said, job.schedule, p.vpp) != "one_stream":
+        return []
+    why = "sends and receives of a stage share one stream with the torch 2.10 and 2.11 of this release"
+    return [f"note: {why}, so that stages wait for each other; with torch 2.13 they do not (software torchtitan)"]

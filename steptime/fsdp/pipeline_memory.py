@@ -44,7 +44,9 @@ class ActionHeld(NamedTuple):
 
 def fetches_ahead(job: Job) -> bool:
     """Whether the schedule requests parameters before an action needs them."""
-    return not job.software.layout.time_steps and (job.parallelism.vpp > 1 or job.schedule not in HOOKED)
+    return job.software.layout.stage_exchange != "time_steps" and (
+        job.parallelism.vpp > 1 or job.schedule not in HOOKED
+    )
 
 
 def stage_steps(assembly: Assembly, stage: int, actions: Sequence[Action]) -> list[ShardedStep]:

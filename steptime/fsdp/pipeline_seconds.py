@@ -101,8 +101,13 @@ def chunk_seconds(
         sum(of.copy_s for of in every),
         first,
         later,
-        exposed_s(reductions(every, last_waits=not assembly.job.software.layout.time_steps), 0),
+        exposed_s(reductions(every, last_waits=not in_time_steps(assembly)), 0),
     )
+
+
+def in_time_steps(assembly: Assembly) -> bool:
+    """Whether torch's pipelining is that of 2.6."""
+    return assembly.job.software.layout.stage_exchange == "time_steps"
 
 
 def reductions(every: Sequence[CommSeconds], *, last_waits: bool) -> list[CommSeconds]:
@@ -196,7 +201,7 @@ class PipelineSeconds:
                 added = added + sum(self.shown[stage][c] for c in step.fetched)
             fetched = tuple([(c, mine[c].gather_s) for c in step.fetched]) if step.fetched and self.waits else ()
             after_s = of.reduce_s if step.reduces else 0.0
-            if self.assembly.job.software.layout.time_steps:  # before the gradient of its input is sent
+            if in_time_steps(self.assembly):  # before the gradient of its input is sent
                 added, after_s = added + after_s, 0.0
             around = Around(added, fetched, after_s)
             if fetched or any(is_column(seconds) or seconds for seconds in (added, around.after_s)):

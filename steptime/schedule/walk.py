@@ -19,6 +19,7 @@ from steptime.schedule.chunk_seconds import SecondsPerChunk, boundaries, by_kind
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.sharded import AroundActions, added_s, sharded_run
+from steptime.schedule.stage_exchange import Exchange, exchanged_run
 
 
 class ActionSpan(NamedTuple):
@@ -38,7 +39,7 @@ class GraphRun(NamedTuple):
     free: list[float]
     """When each action lets its stage continue: at its end, or after its output is sent where sends block."""
     begun: list[float] | None = None
-    """When each action starts, where its inputs do not tell: in time steps."""
+    """When each action starts, where its inputs do not tell: exchanges hold each other up."""
 
     def starts(self) -> list[float]:
         """When each action starts."""
@@ -78,19 +79,17 @@ class Step(NamedTuple):
     blocking: bool
     around: AroundActions | None
     """FSDP's additions to some actions."""
-    stepped: bool
-    """Whether the stages exchange in time steps."""
+    exchange: Exchange
+    """How the stages exchange what they make."""
     grid: float
     """The grid that seconds are rounded to."""
 
     def run(self, microbatches: int, group: int | None) -> GraphRun:
         """When each action ends, for `microbatches` micro-batches: the main loop of every estimate."""
         found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
-        if self.stepped:
-            from steptime.schedule.time_steps import step_numbers, stepped_run
-
-            steps, added = step_numbers(self.pp, self.vpp, microbatches, group), added_s(found, self.around, self.grid)
-            begun, done = stepped_run(found, steps, self.costs, self.sends, added)
+        if self.exchange != "free":
+            what, added = (self.pp, self.vpp, microbatches, group), added_s(found, self.around, self.grid)
+            begun, done = exchanged_run(self.exchange, found, what, self.costs, self.sends, added)
             return GraphRun(found, self.costs, [0.0] * len(self.sends), done, begun)
         held: Sequence[float] = self.costs
         waited: Sequence[float] = self.sends
@@ -122,6 +121,8 @@ class Step(NamedTuple):
         Times are sums and maxima of what they wait for, so once a repeat starts everything by the same seconds later than the one
         before it, so does every repeat that follows, and all that comes after them.
         """
+        if self.exchange == "one_stream":  # streams may fall behind for longer than a few repeats
+            return None
         short, period, fewer = shortened(self.schedule, self.pp, self.vpp, self.microbatches, self.group, REPEATS)
         if (
             period is None or 3 * short > 2 * self.microbatches
@@ -232,7 +233,7 @@ def walk(
     blocking: bool = False,
     group: int | None = None,
     around: AroundActions | None = None,
-    stepped: bool = False,
+    exchange: Exchange = "free",
 ) -> Walk:
     """Run a schedule: every action starts when its stage is free and its input has arrived.
 
@@ -249,7 +250,7 @@ def walk(
         blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modeled.)
         group: as in `order`.
         around: what FSDP adds to some actions; then only the makespan counts it all.
-        stepped: interleaved 1F1B in time steps (`time_steps`), whose stages block each other.
+        exchange: whether exchanges hold each other up: interleaved 1F1B in time steps, or on one stream.
 
     Raises:
         ValueError: as `order`, or lists of the wrong length.
@@ -260,7 +261,7 @@ def walk(
     stages = [sum(tables[0][stage]) + sum(tables[1][stage]) for stage in range(pp)]
     one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
     likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
-    step = partial(Step, schedule, pp, vpp, microbatches, group, blocking=blocking, around=around, stepped=stepped)
+    step = partial(Step, schedule, pp, vpp, microbatches, group, blocking=blocking, around=around, exchange=exchange)
     found = _walked(step, (costs, sends), min(likely, microbatches * one))
     return found if found.makespan_s <= likely else _walked(step, (costs, sends), microbatches * one)
 

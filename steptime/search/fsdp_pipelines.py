@@ -19,6 +19,7 @@ from steptime.memory.buffers import at_peak, gradient_copies, step_change
 from steptime.memory.overhead import StreamPools, overhead, reserved_bytes
 from steptime.memory.states import States
 from steptime.schedule.orders import described, shortened
+from steptime.schedule.stage_exchange import exchange_of
 from steptime.search.fsdp_chunks import ColumnSeconds, FsdpChunks
 from steptime.search.fsdp_groups import ends, picked
 from steptime.search.layouts import Block, Pipelines
@@ -139,7 +140,7 @@ class FsdpPipelines(Pipelines):
             blocking=share is not True,
             wanted=wanted,
             around=lambda some_of: ColumnSeconds(chunks, found, tiers, some_of),
-            stepped=job.software.layout.in_time_steps(stages.schedule, stages.vpp),
+            exchange=exchange_of(job.software.layout.stage_exchange, stages.schedule, stages.vpp),
         )
         work = [sum(f.forward_s + f.backward_s for f in mine) for mine in chunk_figures]
         busiest: Num = 0

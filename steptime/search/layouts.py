@@ -188,8 +188,8 @@ class Pipelines:
         stages, rows = found[0][1].stages, found[0][1].rows.some(useful)
         some = [rows_of_all(mine, useful) for mine in chunk_figures]
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
-        sent, stepped = self.sends(stages, rows), self.job.software.layout.in_time_steps(stages.schedule, stages.vpp)
-        pipe = step_seconds.pipe(stages, some, microbatches, sent, share, fits[:, useful] > 0, limit_s, stepped=stepped)
+        sent, said = self.sends(stages, rows), self.job.software.layout.stage_exchange
+        pipe = step_seconds.pipe(stages, some, microbatches, sent, share, fits[:, useful] > 0, limit_s, said=said)
         for job, block, ends in found:
             step = self.step_s(job, stages, some, pipe, ends, rows, at[useful])
             block.step_s[:, useful] = np.where(block.fits[:, useful], step, np.inf)

@@ -17,6 +17,7 @@ from steptime.cost.comm import collective
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group, members_per_domain
 from steptime.schedule import default_group
+from steptime.schedule.stage_exchange import Exchange, exchange_of
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of, sums
 from steptime.search.pipeline_states import PipelineStates, SentColumns
 from steptime.search.walk_columns import makespans, unlike
@@ -103,11 +104,12 @@ def pipe(
     wanted: Any,
     limit_s: float = inf,
     *,
-    stepped: bool = False,
+    said: Exchange = "free",
 ) -> Pipe:
-    """The pipeline in closed form, or walked where `wanted` in up to `limit_s`; `share`: how much of the sends is hidden."""
+    """In closed form, or walked where `wanted`, in up to `limit_s`; `share`: how much of sends is hidden; `said`: as profiles."""
     import numpy as np
 
+    exchange = exchange_of(said, stages.schedule, stages.vpp)
     forward = [sums(chunks, "forward_s") for chunks in chunk_figures]
     backward = [sums(chunks, "backward_s") for chunks in chunk_figures]
     left, blocking = send_share(share), share is not True  # a send holds its sender
@@ -125,7 +127,7 @@ def pipe(
         makespan = microbatches * worst + maximum(0.0, total + around - worst)
     else:  # one micro-batch through every chunk and back waits for every send
         makespan = microbatches * worst + (total - worst) / stages.vpp + around
-    walked: Any = unlike(stages) or stages.split or stepped
+    walked: Any = unlike(stages) or stages.split or exchange != "free"
     walked = walked or (stages.vpp > 1 and (blocking or stages.schedule != "interleaved"))
     if stages.vpp > 1 and not walked:
         walked = microbatches % stages.pp != 0  # groups of more than pp hide some of the sends
@@ -133,7 +135,7 @@ def pipe(
         boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
         least = microbatches * most
         chosen = wanted & walked & (least <= limit_s)
-        walk = partial(makespans, blocking=blocking, stepped=stepped)
+        walk = partial(makespans, blocking=blocking, exchange=exchange)
         exact = walk(stages, chunk_figures, microbatches, boundaries, least=least, wanted=chosen)
         makespan = where(walked, exact, makespan)
     return Pipe(makespan, busiest, forward, backward, group_sizes(stages, microbatches), left * found.longest)

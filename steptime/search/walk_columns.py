@@ -16,7 +16,7 @@ from steptime.schedule import default_group
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.sharded import Around, AroundActions, added_s
-from steptime.schedule.time_steps import step_numbers, stepped_run
+from steptime.schedule.stage_exchange import Exchange, exchanged_run
 from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of
 from steptime.search.walk_levels import Levels, levels, walked
@@ -48,13 +48,13 @@ def makespans(
     least: Num = 0.0,
     wanted: Any = True,
     around: Callable[[Any], AroundActions] | None = None,
-    stepped: bool = False,
+    exchange: Exchange = "free",
 ) -> Num:
     """Seconds of every layout's pipeline, [recomputation, row]: at least `least`, which those keep that are not `wanted`.
 
     `chunk_figures`: its chunks, [kind of stage][virtual chunk]. `boundaries`: exposed seconds of one send from each stage to the
     next, the last to the first, by row. `blocking`: a send also holds its sender. `around`: what FSDP adds to the actions of some
-    layouts, given by their places. `stepped`: as `schedule.walk.walk`.
+    layouts, given by their places. `exchange`: as `schedule.walk.walk`.
     """
     import numpy as np
 
@@ -67,7 +67,9 @@ def makespans(
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
     result = np.array(np.broadcast_to(least, shape), dtype=float)
     left = np.broadcast_to(wanted, shape)
-    for repeats in (REPEATS, 4 * REPEATS, max(5 * REPEATS, MOST_MICROBATCHES // (stages.pp if stages.vpp > 1 else 1))):
+    most = max(5 * REPEATS, MOST_MICROBATCHES // (stages.pp if stages.vpp > 1 else 1))
+    # one stream may fall behind for longer than a few repeats
+    for repeats in (most,) if exchange == "one_stream" else (REPEATS, 4 * REPEATS, most):
         later = np.zeros(shape, dtype=bool)
         for run, fewer in _runs(stages, microbatches, left, repeats):
             which = np.nonzero(left & (fewer >= 0))
@@ -75,7 +77,7 @@ def makespans(
                 some = tuple(places[first : first + WIDTH] for places in which)
                 seconds = [c[some] for c in costs], [s[some] for s in sends], fewer[some[1]]
                 added = around(some) if around else None
-                result[some], later[some] = run(*seconds, blocking=blocking, around=added, stepped=stepped)
+                result[some], later[some] = run(*seconds, blocking=blocking, around=added, exchange=exchange)
         if not (left := later).any():
             break
     return result
@@ -116,7 +118,7 @@ class WalkRun(NamedTuple):
         *,
         blocking: bool,
         around: AroundActions | None = None,
-        stepped: bool = False,
+        exchange: Exchange = "free",
     ) -> tuple[Any, Any]:
         """Makespans of some layouts, as from `schedule.walk.Step.run`, and which of them had not settled.
 
@@ -125,15 +127,15 @@ class WalkRun(NamedTuple):
         import numpy as np
 
         what, held = (self.schedule, self.pp, self.vpp, self.microbatches, self.group), costs
-        found: Levels | Graph = graph(*what) if stepped or around else levels(*what)
+        found: Levels | Graph = graph(*what) if exchange != "free" or around else levels(*what)
         if blocking:
             held = [cost + sends[send] for cost, send in zip(costs, found.outgoing, strict=True)]
         marks = [[numbers[-1] for numbers in found.stages], *self._repeats(found)]
         every = np.array(marks).reshape(-1)
         if isinstance(found, Levels):
             ended = walked(found, held, None if blocking else sends, every.tolist())
-        elif stepped:
-            ends = stepped_run(found, step_numbers(*what[1:]), costs, sends, added_s(found, around, 0.0))[1]
+        elif exchange != "free":
+            ends = exchanged_run(exchange, found, what[1:], costs, sends, added_s(found, around, 0.0))[1]
             ended = np.stack([ends[number] for number in every])
         else:
             assert around is not None

@@ -10,6 +10,7 @@ from pydantic import Field
 from steptime.base.config import Config
 from steptime.base.records import Switches
 from steptime.base.units import SECOND_UNITS, Seconds, read_quantity
+from steptime.schedule.stage_exchange import Exchange
 
 S = TypeVar("S", bound=Switches)
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -65,15 +66,11 @@ class LayoutSettings(Switches):
     fsdp_reduce_dtype: Literal["fp32", "compute"]
     no_sync: bool
     """FSDP: whether experts that no ranks share are a group; groups of embedding and head; dtype of reductions; one a step."""
-    time_steps: bool
-    """torch's pipelining as of 2.6: chunks of a stage exchange in time steps and gather nothing ahead, and a chunk's gradients,
-    except one group's, are reduced before the last gradient of its input is sent."""
+    stage_exchange: Exchange
+    """How the stages of interleaved 1F1B exchange; time_steps, torch's pipelining as of 2.6, also gathers nothing ahead, and
+    reduces a chunk's gradients, except one group's, before the last gradient of its input is sent."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
-
-    def in_time_steps(self, schedule: str, vpp: int) -> bool:
-        """Whether the stages of a pipeline exchange in time steps; else only what `time_steps` says of gathers and reductions."""
-        return self.time_steps and vpp > 1 and schedule in {"1f1b", "interleaved"}
 
 
 class KernelSettings(Switches):

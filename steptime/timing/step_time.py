@@ -21,6 +21,7 @@ from steptime.memory.states import States, partial_gradients, stage_states
 from steptime.schedule import Walk, walk
 from steptime.schedule.orders import described
 from steptime.schedule.sharded import AroundActions
+from steptime.schedule.stage_exchange import exchange_of
 from steptime.timing.data_parallel import DataParallel, data_parallel
 from steptime.timing.node_waits import with_the_host
 from steptime.timing.optimizer import OptimizerStep, optimizer_step
@@ -227,7 +228,7 @@ def run_pipeline(
         blocking=job.software.overlap.pp is not True,
         group=p.microbatch_group_sz,
         around=around,
-        stepped=job.software.layout.in_time_steps(job.schedule, p.vpp),
+        exchange=exchange_of(job.software.layout.stage_exchange, job.schedule, p.vpp),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.layer_counts import balanced_by_cost
+from steptime.launch.torchtitan.plan_sections import dealt
 from steptime.model.model import Model
 from steptime.model.presets import load_model
 from steptime.validation.measurements import MeasuredRow, SkipRowError
@@ -100,6 +101,9 @@ def stages(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         weights = 4.0 * hidden**2 + 3.0 * hidden * row.needed("ffn_hidden")
         assumed.append("layers_per_stage: balanced by cost, as nanotron does")
         return {"layers_per_stage": balanced_by_cost(layers, weights, 1.0 * hidden * vocabulary, chunks)}
+    if row.published and row.text("framework") == "torchtitan" and chunks > 1:
+        assumed.append("layers_per_stage: the first and the last chunk with one less, as by default")
+        return {"layers_per_stage": dealt(layers, chunks, 1, 1)}
     if said := re.search(r"PP layout Et\|\(tt\|\)\*(\d+)L(?![a-z0-9])", row.text("note")):
         return {"layers_per_stage": [1, *[2] * int(said[1]), 0]}
     if layers % chunks == 0:

@@ -34,7 +34,12 @@ SCRIPTS = (
     Scripted("^qwen-readme;", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
     # the table of 2025 is older than BackendConfig.rope_fusion (NVIDIA-NeMo/Automodel@89e3a9fdd nemo_automodel/components):
     # moe/rope_utils.py, view_as_complex, for latent attention; gpt-oss runs attn flex (examples/benchmark/configs/gptoss_*)
-    Scripted(r"^automodel; nemo automodel \(pytorch.*; (deepseek|kimi)", {"rope_impl": "complex"}, {}),
+    # and than pytorch/pytorch pull request 164777: both pipelines of the table of 2025-10-06 exchange in time steps
+    Scripted(
+        r"^automodel; nemo automodel \(pytorch.*; (deepseek|kimi)",
+        {"rope_impl": "complex", "software": "automodel@2025-10"},
+        {},
+    ),
     Scripted(
         r"^automodel; nemo automodel \(pytorch.*; gpt-oss", {"rope_impl": "composite", "attention_kernel": "flex"}, {}
     ),

@@ -17,7 +17,7 @@ def test_a_stage_waits_for_those_it_exchanges_with():
     until 7. In step 7 stage 0 is done at 9 and waits for stage 1, which began a second later, until 10. Steps 9, 11 and 13 take
     2 s each: 16 s. Where an action starts as soon as its input has arrived the step takes 15 s.
     """
-    assert walk("interleaved", 2, 2, 2, FORWARD, BACKWARD, [0.0, 0.0], stepped=True).makespan_s == 16.0
+    assert walk("interleaved", 2, 2, 2, FORWARD, BACKWARD, [0.0, 0.0], exchange="time_steps").makespan_s == 16.0
     assert walk("interleaved", 2, 2, 2, FORWARD, BACKWARD, [0.0, 0.0]).makespan_s == 15.0
 
 
@@ -27,7 +27,7 @@ def test_an_exchange_delays_both_sides():
     Steps 0 to 3 end at 2, 4, 6 and 8 s. Stage 1 runs step 4 until 9, and 5, exchange included, until 12, where stage 0 begins its
     first backward; it runs step 6 until 13 and 7 until 15, which both end at 16. Steps 9, 11 and 13 begin at 16, 19 and 22.
     """
-    stepped = walk("interleaved", 2, 2, 2, FORWARD, BACKWARD, [1.0, 1.0], stepped=True)
+    stepped = walk("interleaved", 2, 2, 2, FORWARD, BACKWARD, [1.0, 1.0], exchange="time_steps")
     assert stepped.makespan_s == 24.0
     first, second = (times.starts_s for times in stepped.times())
     assert first == [0.0, 2.0, 4.0, 6.0, 12.0, 16.0, 19.0, 22.0]
@@ -36,7 +36,7 @@ def test_an_exchange_delays_both_sides():
 
 def test_long_steps_are_walked_through_their_repeats():
     """64 micro-batches: the shortened walk ends when the whole one does, whose last action starts 2 s before it."""
-    stepped = walk("interleaved", 2, 2, 64, FORWARD, BACKWARD, [0.0, 0.0], stepped=True)
+    stepped = walk("interleaved", 2, 2, 64, FORWARD, BACKWARD, [0.0, 0.0], exchange="time_steps")
     assert stepped.makespan_s == stepped.times()[0].starts_s[-1] + 2.0
 
 

@@ -1,0 +1,83 @@
+"""Interleaved 1F1B whose stages send and receive on one stream each, as torch 2.10 and 2.11 ran it.
+
+Every send and every receive is a batch of its own, and batches of a device share one stream (torch/distributed/pipelining/
+schedules.py, _batch_p2p until pull request 175712 of 2026-02-25: "Coalescing serializes ops on a single CUDA stream, which causes
+head-of-line blocking"). On both sides each exchange waits for the exchanges listed before it. A receive is listed as soon as the
+order of the sending stage has come to its send (_add_send_recv), often long before that has run, and what the receiving stage
+sends later waits for it: "rank 0 cannot execute all of its sends for stage 0, unless it has received the data for stage 8"
+(pull request 165664, eight stages of two chunks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from steptime.base.num import Num, maximum
+from steptime.schedule.actions import Action
+from steptime.schedule.graph import Graph
+from steptime.schedule.sharded import sharded_steps
+
+
+def listed(found: Graph) -> list[int]:
+    """A graph's actions in the order in which torch lists them with their sends and receives (schedules.py, _add_send_recv).
+
+    Round by round every stage, if the input of its next action has been sent, lists that action and its send; the receiving
+    stage lists the receive at the same moment.
+    """
+    turns = [_turns(actions, numbers) for actions, numbers in zip(found.orders, found.stages, strict=True)]
+    next_, sent, order = [0] * len(turns), {0}, list[int]()
+    while any(at < len(mine) for at, mine in zip(next_, turns, strict=True)):
+        for stage, mine in enumerate(turns):
+            if next_[stage] == len(mine):
+                continue
+            number = mine[next_[stage]]
+            if number is not None and found.rows[number][1] not in sent:
+                continue
+            next_[stage] += 1
+            if number is not None:
+                sent.add(number)
+                order.append(number)
+    return order
+
+
+def _turns(actions: tuple[Action, ...], numbers: list[int]) -> list[int | None]:
+    """What a stage lists, an item a round: its actions, and None where it gathers or frees a chunk or reduces its gradients.
+
+    schedules.py, _add_unshard_reshard and _add_reduce_grad, which are there without FSDP too.
+    """
+    turns, held = list[int | None](), frozenset[int]()
+    for step, number in zip(sharded_steps(actions, ahead=True, reshard=False), numbers, strict=True):
+        turns += [None] * (len(held - step.layers_held) + len(step.fetched))
+        turns += [number, None] if step.reduces else [number]
+        held = step.layers_held
+    return turns
+
+
+def one_stream_run(
+    found: Graph, costs: Sequence[Num], sends: Sequence[Num], added: Mapping[int, Num]
+) -> tuple[list[Num], list[Num]]:
+    """When each action of a graph starts and ends; seconds may be columns.
+
+    An exchange starts once both stages have run what they list before it (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp,
+    pointToPoint: syncStream) and both streams are free.
+
+    Args:
+        found: the actions, numbered.
+        costs: seconds by cost index.
+        sends: seconds by send index.
+        added: seconds that are added to an action, by its number.
+    """
+    stage_of = {number: stage for stage, numbers in enumerate(found.stages) for number in numbers}
+    to = {source: stage_of[at] for at, (_, source, _, _) in enumerate(found.rows) if source}
+    begun, ended = list[Num]([0.0] * len(found.rows)), list[Num]([0.0] * len(found.rows))
+    clock, stream = list[Num]([0.0] * len(found.stages)), list[Num]([0.0] * len(found.stages))
+    come: dict[int, Num] = {}
+    for number in listed(found):
+        stage, (_, source, cost, _) = stage_of[number], found.rows[number]
+        begun[number] = maximum(clock[stage], come[source]) if source in come else clock[stage]
+        ended[number] = clock[stage] = begun[number] + (costs[cost] + added.get(number, 0.0))
+        other = to.get(number, stage)
+        if other != stage:
+            met = maximum(maximum(clock[stage], clock[other]), maximum(stream[stage], stream[other]))
+            come[number] = stream[stage] = stream[other] = met + sends[found.outgoing[cost]]
+    return begun, ended

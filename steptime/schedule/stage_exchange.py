@@ -1,0 +1,37 @@
+"""How the stages of a pipeline exchange what they make: as each is ready, or held up by other exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from steptime.base.num import Num
+    from steptime.schedule.graph import Graph
+
+Exchange: TypeAlias = Literal["free", "time_steps", "one_stream"]
+"""An action starts when its stage is free and its input has come; or in time steps (`schedule.time_steps`), or with one stream
+for all sends and receives of a stage (`schedule.one_stream`)."""
+
+
+def exchange_of(said: Exchange, schedule: str, vpp: int) -> Exchange:
+    """How the stages of a schedule exchange: of several chunks as `said`, of one each output as it is ready."""
+    return said if vpp > 1 and schedule in {"1f1b", "interleaved"} else "free"
+
+
+def exchanged_run(
+    exchange: Exchange,
+    found: Graph,
+    what: tuple[int, int, int, int | None],
+    costs: Sequence[Num],
+    sends: Sequence[Num],
+    added: Mapping[int, Num],
+) -> tuple[list[Num], list[Num]]:
+    """When each action starts, and when its stage continues. `what`: stages, chunks, micro-batches and their group."""
+    if exchange == "one_stream":
+        from steptime.schedule.one_stream import one_stream_run
+
+        return one_stream_run(found, costs, sends, added)
+    from steptime.schedule.time_steps import step_numbers, stepped_run
+
+    return stepped_run(found, step_numbers(*what), costs, sends, added)

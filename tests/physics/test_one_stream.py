@@ -1,0 +1,62 @@
+"""torch's pipelining of 2.10 and 2.11: one stream for all sends and receives of a stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steptime.schedule import walk
+from steptime.schedule.graph import graph
+from steptime.schedule.stage_exchange import exchanged_run
+
+FORWARD, BACKWARD = [[1.0, 1.0]] * 3, [[2.0, 2.0]] * 3
+
+
+def starts(sends: list[float], exchange: str) -> list[list[float]]:
+    """When the first three forwards of each of three stages start, three micro-batches."""
+    found = walk("interleaved", 3, 2, 3, FORWARD, BACKWARD, sends, exchange=exchange)
+    return [times.starts_s[:3] for times in found.times()]
+
+
+def test_a_send_waits_for_the_receive_listed_before_it():
+    """Three stages of two chunks, forwards of 1 s (pytorch/pytorch pull request 165664: 0F0, 0SEND_F0, 8RECV_F0, 0F1, 0SEND_F1).
+
+    Stage 0 ends its forwards at 1, 2 and 3 s. After the first send it lists the receive of what stage 2 makes of it, from 2 to
+    3 s: its second send waits until then, and its third until stage 2 has run the second forward, from 4 to 5 s. Where an action
+    starts as soon as its input is made, they start a second after one another.
+    """
+    assert starts([0.0] * 3, "one_stream") == [[0.0, 1.0, 2.0], [1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
+    assert starts([0.0] * 3, "free") == [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]
+
+
+def test_an_exchange_holds_both_streams():
+    """The same with exchanges of 1 s: stage 2 gets the first micro-batch at 4 s and has sent it on at 6 s.
+
+    Only then the next send begins. Its output is there at 7 s, with stage 2 at 9, back at 11; the third then starts, until 12.
+    """
+    assert starts([1.0] * 3, "one_stream") == [[0.0, 1.0, 2.0], [2.0, 7.0, 12.0], [4.0, 9.0, 14.0]]
+
+
+def test_two_stages_lose_nothing():
+    """Stage 0 and 1 meet in every exchange: stage 0's second send and what stage 1 makes of the first are ready together."""
+    every = [
+        walk("interleaved", 2, 2, 4, FORWARD[:2], BACKWARD[:2], [0.0] * 2, exchange=e) for e in ("free", "one_stream")
+    ]
+    assert every[0].makespan_s == every[1].makespan_s
+
+
+@pytest.mark.parametrize("microbatches", [8, 64])
+def test_columns_are_their_scalars(microbatches):
+    """The seconds of two layouts at once are those of each."""
+    found, what = graph("interleaved", 4, 2, microbatches), (4, 2, microbatches, None)
+    both = [[np.array([1.0, 2.0])] * 16, [np.array([0.0, 0.5])] * 9]
+    together = exchanged_run("one_stream", found, what, *both, {})
+    alone = [exchanged_run("one_stream", found, what, *([of[i] for of in each] for each in both), {}) for i in (0, 1)]
+    for i, one in enumerate(alone):
+        assert [float(np.broadcast_to(n, 2)[i]) for n in together[1]] == [float(n) for n in one[1]]
+
+
+def test_long_steps_are_walked_whole():
+    """64 micro-batches: the makespan is where the last action ends."""
+    found = walk("interleaved", 4, 2, 64, [[1.0, 1.0]] * 4, [[2.0, 2.0]] * 4, [0.0] * 4, exchange="one_stream")
+    assert found.makespan_s == found.times()[0].starts_s[-1] + 2.0
