@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from steptime.base.num import Num, maximum
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph
-from steptime.schedule.sharded import sharded_steps
+from steptime.schedule.sharded import Around, sharded_steps
 
 
 def listed(found: Graph) -> list[int]:
@@ -54,9 +54,9 @@ def _turns(actions: tuple[Action, ...], numbers: list[int]) -> list[int | None]:
 
 
 def one_stream_run(
-    found: Graph, costs: Sequence[Num], sends: Sequence[Num], added: Mapping[int, Num]
+    found: Graph, costs: Sequence[Num], sends: Sequence[Num], extra: Mapping[int, Around]
 ) -> tuple[list[Num], list[Num]]:
-    """When each action of a graph starts and ends; seconds may be columns.
+    """When each action of a graph starts, and when its stage continues; seconds may be columns.
 
     An exchange starts once both stages have run what they list before it (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp,
     pointToPoint: syncStream) and both streams are free.
@@ -65,19 +65,28 @@ def one_stream_run(
         found: the actions, numbered.
         costs: seconds by cost index.
         sends: seconds by send index.
-        added: seconds that are added to an action, by its number.
+        extra: FSDP's additions, by the number of the action.
     """
-    stage_of = {number: stage for stage, numbers in enumerate(found.stages) for number in numbers}
-    to = {source: stage_of[at] for at, (_, source, _, _) in enumerate(found.rows) if source}
-    begun, ended = list[Num]([0.0] * len(found.rows)), list[Num]([0.0] * len(found.rows))
-    clock, stream = list[Num]([0.0] * len(found.stages)), list[Num]([0.0] * len(found.stages))
-    come: dict[int, Num] = {}
+    place = {
+        number: (stage, action.chunk)
+        for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True))
+        for action, number in zip(actions, numbers, strict=True)
+    }
+    to = {source: place[at][0] for at, (_, source, _, _) in enumerate(found.rows) if source}
+    begun, free = list[Num]([0.0] * len(found.rows)), list[Num]([0.0] * len(found.rows))
+    clock, stream, network = (list[Num]([0.0] * len(found.stages)) for _ in range(3))
+    come, gathered = dict[int, Num](), dict[tuple[int, int], Num]()
+    nothing = Around(0.0, (), 0.0)
     for number in listed(found):
-        stage, (_, source, cost, _) = stage_of[number], found.rows[number]
-        begun[number] = maximum(clock[stage], come[source]) if source in come else clock[stage]
-        ended[number] = clock[stage] = begun[number] + (costs[cost] + added.get(number, 0.0))
+        (stage, _), (_, source, cost, _), own = place[number], found.rows[number], extra.get(number, nothing)
+        for chunk, seconds in own.fetched:
+            gathered[stage, chunk] = network[stage] = maximum(network[stage], clock[stage]) + seconds
+        start = maximum(clock[stage], come[source]) if source in come else clock[stage]
+        begun[number] = maximum(start, gathered[place[number]]) if place[number] in gathered else start
+        clock[stage] = begun[number] + (costs[cost] + own.added_s)
         other = to.get(number, stage)
         if other != stage:
             met = maximum(maximum(clock[stage], clock[other]), maximum(stream[stage], stream[other]))
             come[number] = stream[stage] = stream[other] = met + sends[found.outgoing[cost]]
-    return begun, ended
+        free[number] = clock[stage] = clock[stage] + own.after_s
+    return begun, free

@@ -160,10 +160,11 @@ def sharded_run(
     return free
 
 
-def additions(found: Graph, around: AroundActions, grid: float) -> dict[int, Around]:
-    """FSDP's additions by the number of the action, rounded."""
+def additions(found: Graph, around: AroundActions | None, grid: float) -> dict[int, Around]:
+    """FSDP's additions by the number of the action, rounded; none without FSDP."""
     extra: dict[int, Around] = {}
-    for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True)):
+    for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True) if around else ()):
+        assert around is not None
         mine = around(stage, actions)
         extra.update(
             {
@@ -173,8 +174,3 @@ def additions(found: Graph, around: AroundActions, grid: float) -> dict[int, Aro
             }
         )
     return extra
-
-
-def added_s(found: Graph, around: AroundActions | None, grid: float) -> dict[int, float]:
-    """Seconds added to actions where nothing is fetched ahead and a reduction precedes what the stage sends."""
-    return {number: of.added_s + of.after_s for number, of in additions(found, around, grid).items()} if around else {}

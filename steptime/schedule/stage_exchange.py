@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from steptime.base.num import Num
     from steptime.schedule.graph import Graph
+    from steptime.schedule.sharded import Around
 
 Exchange: TypeAlias = Literal["free", "time_steps", "one_stream"]
 """An action starts when its stage is free and its input has come; or in time steps (`schedule.time_steps`), or with one stream
@@ -25,13 +26,18 @@ def exchanged_run(
     what: tuple[int, int, int, int | None],
     costs: Sequence[Num],
     sends: Sequence[Num],
-    added: Mapping[int, Num],
+    extra: Mapping[int, Around],
 ) -> tuple[list[Num], list[Num]]:
-    """When each action starts, and when its stage continues. `what`: stages, chunks, micro-batches and their group."""
+    """When each action starts, and when its stage continues.
+
+    `what`: stages, chunks, micro-batches and their group. `extra`: FSDP's additions by the number of the action; in time steps
+    nothing is fetched ahead, and reductions precede what the stage sends.
+    """
     if exchange == "one_stream":
         from steptime.schedule.one_stream import one_stream_run
 
-        return one_stream_run(found, costs, sends, added)
+        return one_stream_run(found, costs, sends, extra)
     from steptime.schedule.time_steps import step_numbers, stepped_run
 
+    added = {number: of.added_s + of.after_s for number, of in extra.items()}
     return stepped_run(found, step_numbers(*what), costs, sends, added)

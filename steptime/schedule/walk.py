@@ -18,7 +18,7 @@ from steptime.schedule.actions import Action
 from steptime.schedule.chunk_seconds import SecondsPerChunk, boundaries, by_kind
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
-from steptime.schedule.sharded import AroundActions, added_s, sharded_run
+from steptime.schedule.sharded import AroundActions, additions, sharded_run
 from steptime.schedule.stage_exchange import Exchange, exchanged_run
 
 
@@ -88,8 +88,8 @@ class Step(NamedTuple):
         """When each action ends, for `microbatches` micro-batches: the main loop of every estimate."""
         found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
         if self.exchange != "free":
-            what, added = (self.pp, self.vpp, microbatches, group), added_s(found, self.around, self.grid)
-            begun, done = exchanged_run(self.exchange, found, what, self.costs, self.sends, added)
+            what, extra = (self.pp, self.vpp, microbatches, group), additions(found, self.around, self.grid)
+            begun, done = exchanged_run(self.exchange, found, what, self.costs, self.sends, extra)
             return GraphRun(found, self.costs, [0.0] * len(self.sends), done, begun)
         held: Sequence[float] = self.costs
         waited: Sequence[float] = self.sends

@@ -15,7 +15,7 @@ from steptime.base.num import Num, is_column
 from steptime.schedule import default_group
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
-from steptime.schedule.sharded import Around, AroundActions, added_s
+from steptime.schedule.sharded import Around, AroundActions, additions
 from steptime.schedule.stage_exchange import Exchange, exchanged_run
 from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of
@@ -135,7 +135,7 @@ class WalkRun(NamedTuple):
         if isinstance(found, Levels):
             ended = walked(found, held, None if blocking else sends, every.tolist())
         elif exchange != "free":
-            ends = exchanged_run(exchange, found, what[1:], costs, sends, added_s(found, around, 0.0))[1]
+            ends = exchanged_run(exchange, found, what[1:], costs, sends, additions(found, around, 0.0))[1]
             ended = np.stack([ends[number] for number in every])
         else:
             assert around is not None

@@ -7,6 +7,7 @@ import pytest
 
 from steptime.schedule import walk
 from steptime.schedule.graph import graph
+from steptime.schedule.sharded import Around
 from steptime.schedule.stage_exchange import exchanged_run
 
 FORWARD, BACKWARD = [[1.0, 1.0]] * 3, [[2.0, 2.0]] * 3
@@ -60,3 +61,19 @@ def test_long_steps_are_walked_whole():
     """64 micro-batches: the makespan is where the last action ends."""
     found = walk("interleaved", 4, 2, 64, [[1.0, 1.0]] * 4, [[2.0, 2.0]] * 4, [0.0] * 4, exchange="one_stream")
     assert found.makespan_s == found.times()[0].starts_s[-1] + 2.0
+
+
+def test_gathers_are_waited_for_and_reductions_come_after_sends():
+    """Two stages of two chunks: both gathers of stage 0 take 3 s, one after the other, its forwards of chunk 1 start at 6 s.
+
+    Its forwards of chunk 0 run from 3 to 5 s and those of stage 1 until 6. The last backward of stage 1 is followed by a
+    reduction of 10 s, before which its output is sent: stage 0 ends as without it, and stage 1 ends 10 s later.
+    """
+    found, what, costs = graph("interleaved", 2, 2, 2), (2, 2, 2, None), [1.0] * 4 + [2.0] * 4
+    first, last = found.stages[0][0], found.stages[1][-1]
+    gathers = {first: Around(0.0, ((0, 3.0), (1, 3.0)), 0.0)}
+    alone = exchanged_run("one_stream", found, what, costs, [0.0] * 5, gathers)
+    assert [alone[0][number] for number in found.stages[0][:3]] == [3.0, 4.0, 6.0]
+    both = exchanged_run("one_stream", found, what, costs, [0.0] * 5, gathers | {last: Around(0.0, (), 10.0)})
+    assert both[1][found.stages[0][-1]] == alone[1][found.stages[0][-1]]
+    assert both[1][last] == alone[1][last] + 10.0
