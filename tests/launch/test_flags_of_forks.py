@@ -144,10 +144,15 @@ def test_two_half_precisions(tmp_path, flag, half):
 
 
 def test_files_to_be_filled_in_say_nothing_of_a_vocabulary(tmp_path):
-    """A text in a file's place names no tokenizer: then its type does, or the preset of these sizes and that name (MLP: 4h)."""
+    """A text in a file's place names no tokenizer: then its type does."""
     place = "--vocab-file vocab file for gpt training --merge-file merge file for gpt training"
     job = job_of(tmp_path, f"{place} --tokenizer-type GPT2BPETokenizer")
     assert job.model.vocab_sz == 50257
-    sizes = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --load ckpt/gpt3-1.3b"
-    job = job_of(tmp_path, f"{sizes} --tokenizer-type PretrainedFromHF --tokenizer-name-or-path 'your tokenizer path'")
-    assert (job.model.inter_sz, job.model.vocab_sz) == (4 * 2048, 50257)
+
+
+def test_a_tokenizer_by_its_path(tmp_path):
+    """A fork's --tokenizer-path names its tokenizer as --tokenizer-model does."""
+    public = job_of(tmp_path, "--tokenizer-path meta-llama/Llama-2-7b-hf")
+    assert public.model.vocab_sz == 32000
+    told = problem_of(tmp_path, "--tokenizer-type SentencePieceTokenizer --tokenizer-path own_32k_v2.model")
+    assert told.endswith("vocabulary size unknown; add --set model.vocab_sz=N")

@@ -24,7 +24,7 @@ _OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4", "core 0.5"}
 _OF_CORE = "core 0.8"
 """From here on models are Megatron-Core's unless --use-legacy-models is given."""
 DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
-_FILES = {"vocab_file", "tokenizer_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"}
+_FILES = {"vocab_file", "tokenizer_file", "merge_file", "tokenizer_model", "tokenizer_path", "tokenizer_name_or_path"}
 """Arguments that name files: without a value they count as not set."""
 _OF_LAUNCHER = {"world_size", "distributed_backend"}
 """Arguments from the launcher's own variables, or the host's name: the user is asked for devices and names the machine."""

@@ -178,7 +178,6 @@ def _vocabulary(keys: JobKeys) -> int | None:
         if found is None:
             sizes = {key: keys.whole(name) for key, name in zip(SIZES, _SIZES, strict=True)}
             sizes["n_kv_heads"] = sizes["n_kv_heads" if keys.on("group_query_attention") else "n_q_heads"]
-            sizes["inter_sz"] = sizes["inter_sz"] or _ffn(keys, sizes["hidden_sz"] or 0)
             found = of_same_sizes(sizes, [str(name) for name in files if name], " ".join(called))
         if found is None:
             return None
