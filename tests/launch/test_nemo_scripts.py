@@ -73,3 +73,18 @@ def test_the_length_of_fine_tuning_is_that_of_its_data(tmp_path: Path) -> None:
     """The model is in a checkpoint; examples/nlp/language_modeling/tuning/conf/megatron_gpt_finetuning_config.yaml."""
     text = CONFIG.replace("  encoder_seq_length: 2048\n", "  data: {train_ds: {max_seq_length: 512}}\n")
     assert written(tmp_path, "tune.yaml", text).config["data"]["seqlen"] == 512
+
+
+def test_a_stage_of_the_launcher_that_fine_tunes(tmp_path: Path) -> None:
+    """launcher_scripts/conf/peft; 2 nodes of 8 devices over the config's tp 4 are 4 data-parallel ranks."""
+    config = tmp_path / "launcher_scripts" / "conf" / "peft" / "llama" / "sft.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(CONFIG, encoding="utf-8")
+    options = "stages=[peft] peft=llama/sft peft.trainer.num_nodes=2 peft.model.global_batch_size=32"
+    script = f"python3 launcher_scripts/main.py {options}\n"
+    plan = written(tmp_path, "run.sh", f"#!/bin/bash\n{script}").config
+    assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 4, 32)
+    lacking = script.replace("=32", "=$GBS")
+    assert asked(tmp_path, "run.sh", f"#!/bin/bash\n{lacking}") == (
+        "line 2: $GBS has no value; write GBS=... before the command",
+    )

@@ -39,6 +39,8 @@ _USUAL = {
     "megatron_gpt_peft_tuning.py": "megatron_gpt_peft_tuning_config",
 }
 """Program of NeMo 1 -> the config that it reads where none is named (its hydra_runner)."""
+_STAGES = ("training", "fine_tuning", "peft")
+"""Stages of NeMo's launcher that train, each with a folder of configs."""
 _RELEASE = re.compile(r"nemo[:@](\d\d\.\d\d)|NeMo[ -](?:Framework )?(\d\d\.\d\d)")
 
 
@@ -96,9 +98,10 @@ def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[d
     if script.program == "llm":
         return of_command_line(path, flags), ""
     said = dict(flags)
-    if script.program.endswith("/main.py") and "training" in said:  # NeMo's launcher, with one of its own configs
-        name = f"{script.program.removesuffix('main.py')}conf/training/{said['training']}.yaml"
-        said = {key.removeprefix("training."): value for key, value in flags if key.startswith("training.")}
+    stage = next((name for name in _STAGES if name in said), "")
+    if script.program.endswith("/main.py") and stage:  # NeMo's launcher, with one of its own configs
+        name = f"{script.program.removesuffix('main.py')}conf/{stage}/{said[stage]}.yaml"
+        said = {key.removeprefix(f"{stage}."): value for key, value in flags if key.startswith(f"{stage}.")}
     else:
         usual = _USUAL.get(posixpath.basename(script.program), "")
         own = str(said.pop("config_name", usual)).removesuffix(".yaml")
@@ -120,7 +123,8 @@ def _blank(path: str, script: Script) -> list[str]:
     """A line for the variables without a value in the overrides that matter."""
     table, missing = load_table("nemo1"), dict[str, None]()
     for word in script.arguments:
-        rule = rule_of(spelled(word.text.lstrip("+").partition("=")[0].removeprefix("training."), table), table)
+        key = re.sub(rf"^(?:{'|'.join(_STAGES)})\.", "", word.text.lstrip("+").partition("=")[0])
+        rule = rule_of(spelled(key, table), table)
         if rule is not None and rule.status != "irrelevant":
             missing |= dict.fromkeys(unknown.variable for unknown in word.unresolved if unknown.variable.isidentifier())
     if not missing:
