@@ -93,6 +93,25 @@ def test_seconds_of_a_launch_name_their_factor_and_its_reason():
     assert graphs[0].endswith("CUDA graphs launch everything")
 
 
+@pytest.mark.parametrize(("graph", "idle"), [("simplified", 0.0), ("traced", 0.4)])
+def test_nodes_of_a_traced_graph_are_counted_where_the_host_is_known(graph, idle):
+    """Forward of the embedding: 4 nodes of its table, 2 of the gather of that, 4 + 8 of a reduce-scatter over 8 ranks.
+
+    Without effect are a node of the table, one of its gather, and 3 of tensor parallelism; where they stay they count 0.4 each.
+    """
+    job = Job.load(SMALL | {"hardware": {"node_type": "grand-teton-h100"}}).replace(**{"performance.step_graph": graph})
+    facts = lines_of(estimate(job), "launch")[1]
+    assert facts["host rate"][0].startswith("hardware.host.node_s 77.00 us (least squares over rows torchtitan-pr-n011")
+    assert len(facts["host rate"]) == 1 + (graph == "traced")
+    nodes = round(4 + 2 + (4 + 8) + 5 * idle)
+    (line,) = [line for line in facts["host"] if line.startswith("embedding: forward")]
+    assert line.startswith(f"embedding: forward {nodes} nodes x 77.00 us - ")
+    other = Job.load(SMALL).replace(**{"performance.step_graph": graph})
+    assert lines_of(estimate(other), "launch")[1]["host rate"][0].startswith(
+        "host_kernel_s 65.00 us x DTENSOR_HOST 2.5"
+    )
+
+
 def test_the_answer_says_what_part_of_the_step_waits_for_the_host():
     """Of 1 s, 0.6 s in launch gaps and 0.2 s in recomputation are 80 %; the report and --brief have the line once."""
     job = Job.load(SMALL)

@@ -159,6 +159,12 @@ SHARDED = {
     "traced graph, a late host": plan(
         FSDP | {"fsdp": {"wrap": "parameter"}}, {"software": "fsdp2", "step_graph": "traced"}, "grand-teton-h100"
     ),
+    "traced graph of experts": plan(
+        FSDP,
+        {"software": "torchtitan", "step_graph": "simplified"},
+        "grand-teton-h100",
+        moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
+    ),
     "one group, prefetch 2": plan(FSDP | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
     "replicas": plan(FSDP | {"replicas": 2}, {"software": "fsdp2"}),
     "no_sync": plan(FSDP, {"software": "accelerate"}),

@@ -25,8 +25,6 @@ autoresearch/results.tsv; rows torchtitan-dsv3-n015 and n016, marked fit), again
 PER_KERNEL = 2.15
 """Nodes of a group of element-wise kernels, each way, per kernel: rotary embeddings of complex numbers are 10 kernels, 21 nodes
 forward and 22 backward, most of the others views."""
-
-
 ROUTED_PER_KERNEL = 2.85, 1.05
 """The same where rows are routed to experts, forward and backward (their counts have no gradient). In DeepSeek-V3's block over tp
 2 and ep 2 router, dispatch and combination are 36 kernels, of 99 and 38 nodes without products, collectives and activation."""
@@ -53,6 +51,7 @@ class Nodes(NamedTuple):
         return timing.node_s * (self.working + idle)
 
 
+NO_NODES = Nodes()
 LINEAR = Nodes(5.0, 1.0), Nodes(7.0, 3.0)
 """Forward: the weight's cast and transpose, the product, views. Backward: two products, transposes, the cast of the gradient."""
 NORM = Nodes(4.0, 1.0), Nodes(4.0, 1.0)
@@ -73,12 +72,16 @@ def run_by_host(timing: TimingSettings) -> bool:
 
 def forward_nodes(ops: list[Op], timing: TimingSettings, which: Iterable[int], tp: Num, *, sharded: bool) -> Nodes:
     """Nodes of some ops of a part, forward, without those that CUDA graphs launch."""
+    if not run_by_host(timing):
+        return NO_NODES
     inside = captured(ops, timing.cuda_graphs)
     return _sum(of_op(ops[i], tp, sharded=sharded)[0] for i in which if i not in inside)
 
 
 def backward_nodes(ops: list[Op], timing: TimingSettings, tp: Num, *, sharded: bool) -> Nodes:
     """Nodes of a part's backward; gradients of a tensor that several ops read are added."""
+    if not run_by_host(timing):
+        return NO_NODES
     inside = captured(ops, timing.cuda_graphs)
     outside = [op for i, op in enumerate(ops) if i not in inside]
     reads = Counter(name for op in outside for name in dict.fromkeys(op.inputs))
@@ -108,23 +111,23 @@ def _own(op: Op) -> tuple[Nodes, Nodes]:
         return ATTENTION
     if op.params:
         return NORM
-    kernels = op.kernels if isinstance(op, Move) else 1.0
-    if kernels > 1.0:
-        forward, backward = ROUTED_PER_KERNEL if op.role in MOE else (PER_KERNEL, PER_KERNEL)
-        return Nodes(forward * kernels), Nodes(backward * kernels)
+    kernels: Num = op.kernels if isinstance(op, Move) else 1.0
     same_grad = isinstance(op, Move) and op.same_grad
-    return Nodes(1.0), Nodes(0.0 if same_grad else float(len(op.inputs)))
+    forward, backward = ROUTED_PER_KERNEL if op.role in MOE else (PER_KERNEL, PER_KERNEL)
+    alone = 0.0 if same_grad else float(len(op.inputs))
+    several = kernels > 1.0
+    return Nodes(where(several, forward * kernels, 1.0)), Nodes(where(several, backward * kernels, alone))
 
 
 def _collective(kind: str | None, ranks: Num) -> Nodes:
     """A collective and the wait for it, with a view of what was gathered; what is scattered is split and joined before it."""
     if kind is None:
-        return Nodes()
+        return NO_NODES
     return Nodes(3.0 if kind == "all_gather" else 4.0 + ranks if kind == "reduce_scatter" else 2.0)
 
 
 def _sum(nodes: Iterable[Nodes]) -> Nodes:
-    found = Nodes()
+    found = NO_NODES
     for one in nodes:
         found = found.plus(one)
     return found

@@ -64,6 +64,13 @@ def test_graphs_of_attention_leave_the_nodes_of_the_mlp():
     assert layer_s(cuda_graphs=["attn"]) == pytest.approx(NODE * left)
 
 
+def test_a_replay_runs_the_nodes_of_what_runs_again():
+    """A whole layer but its last product, 5 nodes, and the residual behind it, in each of two layers (test_launch_gaps.py)."""
+    performance = {"step_graph": "simplified", "activation_checkpointing_type": "full"}
+    found = estimate(job("torch", on=on(), performance=performance))
+    assert found.time.parts_s["recompute"] == pytest.approx(2 * NODE * (FORWARD - 5 - 1))
+
+
 def test_without_a_time_per_node_launches_count():
     """24 kernels forward and 29 backward (test_launch_gaps.py), 2 s each."""
     assert layer_s(of=on(node_s=0.0)) == pytest.approx(2.0 * (24 + 29))
