@@ -9,7 +9,7 @@ from pathlib import Path
 import forked
 
 ROOT = Path(__file__).parents[2]
-WARM = ("steptime.bench.runs.step", "steptime.bench.runs.block", "steptime.bench.runs.collectives")
+WARM = ("steptime.commands.bench_command", "steptime.bench.conclude", "steptime.bench.rank_run")
 """What most scripts import, torch among it."""
 
 

@@ -9,6 +9,7 @@ from bench_jobs import GPT, config
 
 from steptime.bench.built import PARTS_OF, PLAIN_KEYS, VALUES
 from steptime.bench.runnable import unsupported
+from steptime.bench.runs import bandwidth
 from steptime.commands.cli import main
 from steptime.job.job import Job
 from steptime.model.model import AttentionKind, Model
@@ -145,8 +146,10 @@ def test_all_problems_together_and_nothing_runs(tmp_path, capsys):
     assert not (tmp_path / "out" / "results.json").exists()
 
 
-def test_sweeps_measure_what_is_refused(tmp_path, capsys):
+def test_sweeps_measure_what_is_refused(tmp_path, capsys, monkeypatch):
     """What `--only sweeps`, which every refusal names, does with experts: their shapes ended in a traceback of AdamW's sweep."""
+    streams = bandwidth.streams
+    monkeypatch.setattr(bandwidth, "streams", lambda _, dtype, device: streams(2**16, dtype, device))
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(config({"moe": MOE}, {"software": "megatron-core", "precision": "bf16"})))
     out = tmp_path / "out"

@@ -124,11 +124,11 @@ def test_a_mesh_without_sizes_is_none(sizes):
     ],
 )
 def test_a_line_of_repeated_marks_is_read_in_linear_time(line):
-    """64 KiB, the longest line that is examined, sixteen times: the patterns look at most some hundred characters ahead."""
+    """64 KiB, the longest line that is examined, four times: the patterns look at most some hundred characters ahead."""
     start = process_time()
-    for _ in range(16):
+    for _ in range(4):
         list(said(line.encode()))
-    assert process_time() - start < 2.0
+    assert process_time() - start < 0.5
 
 
 def test_a_head_of_repeated_marks_is_read_in_linear_time():

@@ -48,18 +48,18 @@ def test_the_program_of_a_long_line_is_found_in_linear_time(text: str, tmp_path:
     assert process_time() - start < 2.0
 
 
-@pytest.mark.parametrize("text", [MARK * 33_000, (MARK + "hidden_size ... 4096 x\n" + "\n" * 20) * 14_000])
+@pytest.mark.parametrize("text", [MARK * 11_000, (MARK + "hidden_size ... 4096 x\n" + "\n" * 20) * 5_000])
 def test_the_kind_of_many_dumps_is_found_in_linear_time(text: str) -> None:
     start = process_time()
     assert kind_of("a.log", text) == "megatron"
-    assert process_time() - start < 5.0  # a dozen patterns; in quadratic time it takes minutes
+    assert process_time() - start < 2.0  # a dozen patterns; in quadratic time it takes many times as long
 
 
-def test_a_megabyte_of_dashes_is_no_dump() -> None:
+def test_a_long_line_of_dashes_is_no_dump() -> None:
     start = process_time()
     with pytest.raises(ConfigError, match="unknown framework"):
-        kind_of("a.txt", "-" * 1_000_000)
-    assert process_time() - start < 5.0
+        kind_of("a.txt", "-" * 300_000)
+    assert process_time() - start < 2.0
 
 
 def test_a_dump_in_comments_does_not_decide_the_kind() -> None:

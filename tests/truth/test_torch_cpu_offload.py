@@ -13,7 +13,7 @@ import torch
 from live_bytes import LiveBytes
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
-from torch_jobs import Layout, job, plain
+from torch_jobs import Layout, covering, job, plain
 
 from steptime.answer.result import estimate
 from steptime.base.config import build
@@ -98,9 +98,7 @@ def offloaded(model: Model, kernels: Kernels, seqlen: int, layout: Layout) -> Jo
     return job(model, kernels, seqlen, layout).replace(**said)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seqlen", [8, 128])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "seqlen", "shape"), covering(CASES, (8, 128), SHAPES))
 def test_peak_of_the_device_and_what_crosses_the_link(case, seqlen, shape, monkeypatch):
     """Gathered parameters, gradients on their way and activations: no state, and every state on the host.
 

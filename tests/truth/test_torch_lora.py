@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 from test_torch_flops import BATCH, SEQLEN, counted, flops
 from test_torch_saved import KINDS, SIZES, describe, saved_by_block
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, held, job
+from torch_jobs import Layout, covering, held, job
 from torch_ours import MODULES, block_input, built, kept, kept_by_torch, shard_of
 
 from steptime.answer.result import estimate
@@ -41,8 +39,8 @@ def tuned(size: tuple[int, ...], kind: str, lora: str, **fields: object) -> Mode
 
 CASES = [
     (size, kind, lora, kernels)
-    for i, (kind, lora, kernels) in enumerate(product(("llama", "qwen3", "gpt", "gpt dropout"), TUNED, KERNELS))
-    for size in [SIZES[i % len(SIZES)]]
+    for i, (kind, lora, at) in enumerate(covering(("llama", "qwen3", "gpt", "gpt dropout"), TUNED, range(len(KERNELS))))
+    for size, kernels in [(SIZES[i % len(SIZES)], KERNELS[at])]
 ]
 
 
@@ -100,9 +98,7 @@ EXACT = ("one device", "fully recomputed", "fp32")
 NEAR = 0.03
 
 
-@pytest.mark.parametrize("seqlen", [8, 128])
-@pytest.mark.parametrize("lora", TUNED)
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(("name", "lora", "seqlen"), covering(JOBS, TUNED, (8, 128)))
 def test_peak_of_a_step(name, lora, seqlen):
     """Forward, backward and Adam, against the storages alive in torch."""
     kernels, layout = JOBS[name]

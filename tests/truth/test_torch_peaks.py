@@ -156,11 +156,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("seqlen", [8, 128])
-@pytest.mark.parametrize("layout", OTHERS.values(), ids=OTHERS)
-@pytest.mark.parametrize("shape", ["wide mlp", "gqa"])
+@pytest.mark.parametrize(("shape", "layout", "seqlen"), covering(("wide mlp", "gqa"), OTHERS, (8, 128)))
 def test_fsdp_in_one_group_and_with_replicas(shape, layout, seqlen):
-    model = Model(**SHAPES[shape])
+    model, layout = Model(**SHAPES[shape]), OTHERS[layout]
     torch_holds = held(model, Kernels(), seqlen, layout)
     assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
 
@@ -229,12 +227,13 @@ def test_fsdp_of_other_blocks(kind, seqlen):
     assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
 
 
-@pytest.mark.parametrize("dp", [2, 3])
-@pytest.mark.parametrize("fsdp", [*FSDP.values(), Fsdp(wrap="model")], ids=[*FSDP, "one group"])
-@pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
+FEW = FSDP | {"one group": Fsdp(wrap="model")}
+
+
+@pytest.mark.parametrize(("shape", "fsdp", "dp"), covering(("wide mlp", "large vocabulary"), FEW, (2, 3)))
 def test_fsdp_over_few_ranks(shape, fsdp, dp):
     """A shard of a half or a third of the fp32 gradients is as large as the bf16 ones whose place it takes."""
-    model, layout = Model(**SHAPES[shape]), Layout(dp, micro_batches=2, fsdp=fsdp)
+    model, layout = Model(**SHAPES[shape]), Layout(dp, micro_batches=2, fsdp=FEW[fsdp])
     torch_holds = held(model, Kernels(), 8, layout)
     assert allocated(model, Kernels(), 8, layout).allocated_bytes == torch_holds.peak, torch_holds.op
 
