@@ -33,17 +33,20 @@ OFFLOADED = "offloaded experts"
 
 
 def few(name):
-    """One degree of tp and of cp or none, and two micro-batches, in turn by plan, since 12 layouts are compared of all.
+    """One degree of tp, of cp and of pp or none, and two micro-batches, in turn by plan, since 12 layouts are compared of all.
 
-    Together the plans take every value that 16 devices and 64 sequences allow.
+    A plan that says something of stages is tried on every number of them. Together the plans take every value that 16 devices and
+    64 sequences allow.
     """
     turn = [*PLANS, *FLEETING].index(name)
+    stages = {} if (PLANS | FLEETING)[name].parallelism.pp > 1 else {"pp": (1, (2, 4)[turn % 2])}
     if name == OFFLOADED:
-        return {"tp": (1, 4), "cp": (1, 2), "microbatch_sz": (1, 8)}
+        return {"tp": (1, 4), "cp": (1, 2), "pp": (1, 4), "microbatch_sz": (1, 8)}
     return {
         "tp": (1, (2, 4, 8)[turn % 3]),
         "cp": (1, (2, 4, 8, 16)[turn // 3 % 4]),
         "microbatch_sz": ((1, 8), (2, 16), (4, 64), (1, 32))[turn % 4],
+        **stages,
     }
 
 
