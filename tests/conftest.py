@@ -33,10 +33,16 @@ JUDGED = dict.fromkeys(
 """Files whose tests share one process, since all of them need every measured run judged (`judge_shipped`)."""
 LONG = (
     *JUDGED,
+    "tests/test_notebook.py",
     "tests/test_search_screen.py",
-    "tests/truth/test_mcore_saved.py",
     "tests/bench/test_command.py",
-    *(f"tests/truth/test_torch_{name}.py" for name in ("experts", "no_sync", "peaks", "pipeline", "flat_fsdp")),
+    "tests/bench/test_layouts.py",
+    *(f"tests/test_{name}.py" for name in ("report_without_a_plan", "packaging", "browser")),
+    "tests/truth/test_mcore_saved.py",
+    *(
+        f"tests/truth/test_torch_{name}.py"
+        for name in ("pipeline", "compile", "fused_qkv", "rowwise", "experts", "peaks")
+    ),
 )
 """Files that take longest: they start first, so that no process is left with one of them at the end."""
 

@@ -33,13 +33,6 @@ NEVER_FITS = ["--set", "parallelism.pp=1", "--set", "parallelism.vpp=1", "--set"
 # --- reports of the shipped configs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GOLDEN_CONFIGS)
-def test_text_is_as_recorded(run, golden, name):
-    code, out, err = run(ROOT / "configs" / f"{name}.yaml")
-    assert (code, err) == (0, "")
-    golden(f"{name}.txt", out)
-
-
 def test_json_is_as_recorded(run, update_golden):
     code, out, err = run(PLAN, "--json")
     assert (code, err) == (0, "")
@@ -93,9 +86,12 @@ def test_json_keys_are_the_contract(run, name):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_text_keeps_to_the_page_and_its_parts_sum_to_the_step(run, config):
+def test_text_keeps_to_the_page_and_its_parts_sum_to_the_step(run, golden, config):
+    """Some texts are as recorded."""
     code, out, err = run(config)
     assert (code, err) == (0, "")
+    if config.stem in GOLDEN_CONFIGS:
+        golden(f"{config.stem}.txt", out)
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
     table = out[out.index("step time breakdown") :].split("\n\n")[0]
@@ -144,7 +140,7 @@ def test_check_says_no_with_exit_code_1(run):
     assert code == 1
     assert err == "check: does not fit\n"
     assert "DOES NOT FIT" in out
-    assert run(PLAN, *NEVER_FITS)[0] == 0  # without --check it is an answer like any other
+    assert run(PLAN, "--brief", *NEVER_FITS)[0] == 0  # without --check it is an answer like any other
 
 
 def test_a_tight_job_is_no_job_that_fits(run):
@@ -206,11 +202,12 @@ def test_bad_command_lines_exit_2_with_a_reason(run, args):
     assert "Traceback" not in err
 
 
-def test_no_colour_in_a_pipe_and_colour_on_request():
+def test_no_colour_in_a_pipe_and_colour_on_request(run, monkeypatch):
     assert b"\x1b" not in process(PLAN, "--brief").stdout
-    assert b"\x1b[" in process(PLAN, "--brief", "--color", "always").stdout
-    assert b"\x1b[" in process(PLAN, "--brief", env={"FORCE_COLOR": "1"}).stdout
-    assert b"\x1b" not in process(PLAN, "--brief", "--color", "never", env={"FORCE_COLOR": "1"}).stdout
+    assert "\x1b[" in run(PLAN, "--brief", "--color", "always")[1]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in run(PLAN, "--brief")[1]
+    assert "\x1b" not in run(PLAN, "--brief", "--color", "never")[1]
 
 
 def test_colour_on_a_terminal_unless_no_color():
@@ -274,7 +271,7 @@ def test_an_interrupt_is_quiet(run, monkeypatch):
     assert run(PLAN) == (130, "", "")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_encodings_without_our_signs(encoding):
     done = process(PLAN, env={"PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, b"")

@@ -35,7 +35,8 @@ OFFLOADED = "offloaded experts"
 def few(name):
     """One degree of tp, of cp and of pp or none, and two micro-batches, in turn by plan, since 12 layouts are compared of all.
 
-    A plan that says something of stages is tried on every number of them. Together the plans take every value that 16 devices and 64 sequences allow.
+    A plan that says something of stages is tried on every number of them. Together the plans take every value that 16 devices and
+    64 sequences allow.
     """
     turn = [*PLANS, *FLEETING].index(name)
     stages = {} if (PLANS | FLEETING)[name].parallelism.pp > 1 else {"pp": (1, (2, 4)[turn % 2])}

@@ -118,7 +118,7 @@ def test_a_machine_file_of_the_command_line_stays_usable(tmp_path):
 TEXT = st.text(max_size=200) | st.text("{}[]:,-&*!|>'\"%@`\n ab01.", max_size=80)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     TEXT,
     st.dictionaries(

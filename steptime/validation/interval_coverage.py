@@ -129,7 +129,8 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
         ratio = ratio_of(j, of)
         if ratio is None or j.place is None:
             continue
-        span = interval_at(of, j.place, j.row.id if j.row.published else "")
+        place = j.place._replace(features=())  # which move no end: more rows share one
+        span = interval_at(of, place, j.row.id if j.row.published else "")
         for name in names_of(j, of):
             groups.setdefault((name, j.row.text("split")), []).append(CoveredRow(ratio, span.low, span.high, j.series))
     sizes = Counter({name: 0 for name, _ in groups})
