@@ -18,6 +18,7 @@ from steptime.bench.timings import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "steptime" / "bench" / "__main__.py"
+SMALL_STREAMS = Path(__file__).with_name("small_streams.py")
 CONFIG = ROOT / "configs" / "bench" / "cpu_tiny.yaml"
 SIZES = {"model.n_layers": 2, "model.hidden_sz": 128, "model.inter_sz": 352, "model.vocab_sz": 512, "data.seqlen": 64}
 SETS = tuple(word for key, size in SIZES.items() for word in ("--set", f"{key}={size}"))
@@ -26,7 +27,7 @@ SMALL = (*SETS, "--seconds", "0.5", "--steps", "2")
 
 def bench(*args, ranks=1):
     """The command in a process of its own, or one for each of several ranks, told what torchrun tells them."""
-    return fork_ranks(MAIN, ranks, *args) if ranks > 1 else fork(MAIN, *args)
+    return fork_ranks(SMALL_STREAMS, ranks, *args) if ranks > 1 else fork(MAIN, *args)
 
 
 @pytest.fixture(scope="module")

@@ -52,14 +52,14 @@ def test_the_program_of_a_long_line_is_found_in_linear_time(text: str, tmp_path:
 def test_the_kind_of_many_dumps_is_found_in_linear_time(text: str) -> None:
     start = process_time()
     assert kind_of("a.log", text) == "megatron"
-    assert process_time() - start < 2.0  # a dozen patterns; in quadratic time it takes many times as long
+    assert process_time() - start < 1.6  # a dozen patterns; in quadratic time it takes many times as long
 
 
 def test_a_long_line_of_dashes_is_no_dump() -> None:
     start = process_time()
     with pytest.raises(ConfigError, match="unknown framework"):
         kind_of("a.txt", "-" * 300_000)
-    assert process_time() - start < 2.0
+    assert process_time() - start < 1.5
 
 
 def test_a_dump_in_comments_does_not_decide_the_kind() -> None:
