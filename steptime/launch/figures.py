@@ -135,6 +135,8 @@ class Figures:
         """Put the attention kernel, and recomputation given as a share of the layers, as a word or by groups of layers."""
         keys, performance = self.keys, config["performance"]
         performance |= self.attention()
+        if self.on("@wrapped_checkpointing"):  # of the modules that FSDP wraps; Trainer's own is gradient_checkpointing
+            performance.setdefault("activation_checkpointing_type", "full")
         if self.on("@checkpointing") and (layers := self.whole("@checkpointed_layers") or 1) > 1:
             del performance["activation_checkpointing_type"]
             performance["recompute"] = {"granularity": "full", "method": "uniform", "n_layers": layers}

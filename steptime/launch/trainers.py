@@ -6,7 +6,7 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in
 words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash, @replayed, @distributed (a
 word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*, @sync_each_batch, @adapter and
-@adapter_*, @base_bits (frozen), @optimizer, @liger, @compile, @compile_*, @dynamo, @backend_*.
+@adapter_*, @base_bits (frozen), @optimizer, @liger, @compile, @compile_*, @dynamo, @backend_*, @wrapped_checkpointing.
 """
 
 from __future__ import annotations

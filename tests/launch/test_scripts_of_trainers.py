@@ -73,3 +73,22 @@ def test_a_script_is_of_the_kind_of_the_config_that_it_names(tmp_path):
     )
     found = job(tmp_path, "train.sh", "torchrun --nproc_per_node 4 src/train.py lora.yaml\n")
     assert (found.model.lora.rank, found.parallelism.dp, found.data.seqlen) == (8, 4, 1024)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "flags", "said"),
+    [
+        ("false", "--gradient_checkpointing true", "full"),
+        ("true", "", "full"),
+        ("false", "", None),  # the profile: none
+    ],
+)
+def test_either_checkpointing_under_fsdp_recomputes(tmp_path, wrapped, flags, said):
+    """transformers trainer.py: gradient_checkpointing_enable() whatever accelerate's config says; both at once are an error."""
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 16\n"
+        f"fsdp_config: {{fsdp_version: 2, fsdp_activation_checkpointing: {wrapped}}}\n"
+    )
+    text = "accelerate launch --config_file fsdp.yaml train.py --model_name_or_path meta-llama/Llama-3.1-8B "
+    text += f"--max_seq_length 4096 --per_device_train_batch_size 2 --bf16 true {flags}\n"
+    assert job(tmp_path, "run.sh", text).performance.activation_checkpointing_type == said
