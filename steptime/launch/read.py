@@ -56,7 +56,7 @@ _MARKS = {
     r"\bentrypoint: \S*flagscale|^system:(?=[\s\S]*\n\s+num_layers:)",
     "torchtitan": (
         r"torchtitan\.train\b|--job\.config|CONFIG_FILE=\S*torchtitan|^\[(?:training|parallelism)\]|\[titan\]|"
-        r"Running with (?:args|configs): \{|Trainer\.Config\b"
+        r"Running with (?:args|configs): \{|Trainer\.Config\b|\bCONFIG=\w+[^#]*(?<![\w.-])run_train\.sh\b"
     ),
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"

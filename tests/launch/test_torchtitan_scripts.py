@@ -48,6 +48,74 @@ def test_a_script_that_names_a_config_function_reads_it_from_its_module(tmp_path
     assert found.parallelism.devices == 64
 
 
+def registry(folder, text, module):
+    """A script and a module of torchtitan with the config function llama3_8b."""
+    there = folder / "torchtitan" / module
+    there.mkdir(parents=True)
+    (there / "config_registry.py").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("script", "dp"),
+    [
+        ("NGPU=16 MODULE=llama3 CONFIG=llama3_8b ./run_train.sh --parallelism.tensor_parallel_degree 4\n", 4),
+        ("export NGPU=16 CONFIG=llama3_8b\nbash ./run_train.sh --parallelism.tensor_parallel_degree 4\n", 4),
+        ("CONFIG=llama3_8b ./run_train.sh --parallelism.tensor_parallel_degree 4\n", 2),
+    ],
+)
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_job_is_started_by_torchtitans_own_script(tmp_path, script, dp, beside):
+    """README.md of torchtitan: variables before ./run_train.sh, flags behind it; its 8 processes unless NGPU says another number.
+
+    Over 16 (8) processes and tp 4, dp is 4 (2), whether run_train.sh lies in the folder or not.
+    """
+    registry(tmp_path, (DATA / REGISTRY).read_text(encoding="utf-8"), "models/llama3")
+    if beside:
+        (tmp_path / "run_train.sh").write_text(
+            "#!/usr/bin/bash\nset -ex\nNGPU=${NGPU:-8}\nMODULE=${MODULE:-llama3}\nCONFIG=${CONFIG:-llama3_debugmodel}\n"
+            'torchrun --nproc_per_node=${NGPU} -m torchtitan.train --module ${MODULE} --config ${CONFIG} "$@"\n'
+        )
+    (tmp_path / "job.sh").write_text(script)
+    layouts = [
+        to_job(launch_file(kind, str(tmp_path / "job.sh"), HARDWARE), HARDWARE).parallelism
+        for kind in ("torchtitan", "auto")
+    ]
+    assert [(layout.tp, layout.dp) for layout in layouts] == [(4, dp)] * 2
+
+
+@pytest.mark.parametrize("start", ['NGPU=4 CONFIG_FILE="job.toml" ./run_train.sh', "NGPU=4 ./run_train.sh"])
+def test_flags_behind_torchtitans_own_script_are_those_of_its_toml(tmp_path, start):
+    """v0.2.2 run_train.sh: --job.config_file ${CONFIG_FILE} $overrides; tp 2 of 4 processes leaves dp 2."""
+    (tmp_path / "job.toml").write_text(MINIMAL)
+    (tmp_path / "run_train.sh").write_text(
+        "NGPU=${NGPU:-8}\nCONFIG_FILE=${CONFIG_FILE:-job.toml}\n"
+        'torchrun --nproc_per_node=${NGPU} -m torchtitan.train --job.config_file ${CONFIG_FILE} "$@"\n'
+    )
+    flags = "--parallelism.data_parallel_shard_degree -1 --parallelism.tensor_parallel_degree 2"
+    (tmp_path / "job.sh").write_text(f"{start} {flags}\n")
+    layout = to_job(launch_file("torchtitan", str(tmp_path / "job.sh"), HARDWARE), HARDWARE).parallelism
+    assert (layout.tp, layout.dp) == (2, 2)
+
+
+def test_variables_before_a_script_end_with_it(tmp_path):
+    """NGPU=16 before one command does not hold for the next: 8 processes."""
+    registry(tmp_path, (DATA / REGISTRY).read_text(encoding="utf-8"), "models/llama3")
+    (tmp_path / "setup.sh").write_text("echo $NGPU\n")
+    text = "NGPU=16 bash setup.sh\n"
+    text += "torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --module llama3 --config llama3_8b\n"
+    (tmp_path / "job.sh").write_text(text)
+    assert to_job(launch_file("auto", str(tmp_path / "job.sh"), HARDWARE), HARDWARE).parallelism.devices == 8
+
+
+def test_the_module_of_a_function_names_its_model(tmp_path):
+    """The registry of graph_trainer.llama3 is that of llama3, whatever the function's name begins with."""
+    text = (DATA / REGISTRY).read_text(encoding="utf-8").replace("llama3_8b()", "graph_trainer_8b()")
+    registry(tmp_path, text, "experiments/graph_trainer/llama3")
+    script = "torchrun --nproc_per_node=8 -m torchtitan.train --module graph_trainer.llama3 --config graph_trainer_8b\n"
+    (tmp_path / "job.sh").write_text(script)
+    assert to_job(launch_file("torchtitan", str(tmp_path / "job.sh"), HARDWARE), HARDWARE).model.hidden_sz == 4096
+
+
 OF_A_FORK = """llama2_configs = {"5B": ModelArgs(dim=512, n_layers=2, n_heads=4)}
 llama3_configs = {
     "5B": TransformerModelArgs(

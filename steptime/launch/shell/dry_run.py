@@ -26,6 +26,12 @@ _NO_JOB = ("/activate", "conda.sh", ".bashrc", ".bash_profile", "/profile")  # f
 _SCRIPTS = (".sh", ".slurm", ".sbatch", ".bash")
 
 
+def _script_of(words: list[Value]) -> list[Value]:
+    """The script that a command runs, with its arguments: `bash train.sh 8`, `./train.sh 8`; empty of another command."""
+    script = words[1:] if words[0].text in {"bash", "sh", "zsh"} else words if "/" in words[0].text else []
+    return script if script and script[0].text.endswith(_SCRIPTS) else []
+
+
 class DryRun:
     """The commands of a script, in order, and the variables they leave."""
 
@@ -180,8 +186,10 @@ class DryRun:
         self.pipes += node.piped
         fields = [value for word in words for value in self._argument(word)]
         start = len(self.commands)
-        outcome = self.command(fields, node) if fields else "ran"
         own = {word.text.partition("=")[0]: self.expand.text(word.text.partition("=")[2], word.line) for word in local}
+        before = self.scope.shadowed(own, node.line)
+        outcome = self.command(fields, node) if fields else "ran"
+        self.scope.values = {name: kept for name, kept in (self.scope.values | before).items() if kept is not None}
         self.commands[start:] = [
             found._replace(variables=own | dict(found.variables)) for found in self.commands[start:]
         ]
@@ -219,11 +227,11 @@ class DryRun:
         elif first in {"source", "."} and rest:
             if not self.included(rest[0].text, rest[1:]) and not rest[0].text.endswith(_NO_JOB):
                 self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
-        elif first in {"bash", "sh", "zsh"} and rest and rest[0].text.endswith(_SCRIPTS):
-            if not self.included(rest[0].text, rest[1:]):
+        elif script := _script_of(fields):
+            if not self.included(script[0].text, script[1:]):
                 self.commands.append(Command(fields, node.line, self.doubt))
-        elif first == "sbatch" and (script := submitted(self.scope, self.beside, self.name, rest)):
-            self.included(script, [])
+        elif first == "sbatch" and (job := submitted(self.scope, self.beside, self.name, rest)):
+            self.included(job, [])
         elif first == "exit" and (not rest or rest[0].text == "0"):
             raise ExitError
         elif first in self.functions and self.depth < _DEEPEST:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from steptime.launch.shell.arithmetic import arithmetic
@@ -170,6 +170,13 @@ class Scope:
         self.values[name] = [Value(text, line)]
         self.arrays.discard(name)
         self.cleared.discard(name)
+
+    def shadowed(self, own: Mapping[str, str], line: int) -> dict[str, list[Value] | None]:
+        """Set the variables in front of a command; what they were before, None where not set."""
+        before = {name: self.values.get(name) for name in own}
+        for name, text in own.items():
+            self.put(name, text, line)
+        return before
 
     def put_array(self, name: str, elements: list[Value]) -> None:
         """Set an array."""

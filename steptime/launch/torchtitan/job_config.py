@@ -131,12 +131,12 @@ def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
         name, tree = read_function(path, text, name, "Trainer.Config")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
-        here = beside.folder if beside is not None else None
-        module = PurePath(path).parent if here is None else here.resolve()
+        here = [beside.folder.resolve()] if beside is not None and beside.folder is not None else []
+        folders = [PurePath(path).parent, *here]
+        own = next((folder.name for folder in folders if folder.name in words or folder.parent.name == "models"), "")
         named = next((word for word in words if name.startswith(f"{word}_")), "")
         named = named or next((word for word in words if word in PurePath(path).name), name)
-        own = module.name in words or module.parent.name == "models"
-        tree["model_spec"]["name"] = module.name if own else named
+        tree["model_spec"]["name"] = own or named
     return tree
 
 

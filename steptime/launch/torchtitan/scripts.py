@@ -15,6 +15,14 @@ _FUNCTION = re.compile(r"torchtitan\.train +--module[= ]")
 _RUNS = re.compile(r"^[^#\n]*-m torchtitan\.train\b", re.MULTILINE)
 _SHOWN = re.compile(r"\btorchrun\b[^\n]*--job\.config[-_]file[= ][\w./-]+\.toml(?:\"[^\"]*\"|'[^']*'|[^\n\"'])*")
 """The command line that a shell shows at the head of a log (set -x)."""
+_STARTED = re.compile(r"^[^#\n]*(?<![\w.-])run_train\.sh\b", re.MULTILINE)
+_RUN_TRAIN = """if [ -n "$CONFIG_FILE" ]; then
+torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --job.config_file ${CONFIG_FILE} "$@"
+else
+torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --module ${MODULE:-llama3} --config ${CONFIG:-llama3_debugmodel} "$@"
+fi
+"""
+"""What torchtitan's own run_train.sh launches (@b5bcd76c; with CONFIG_FILE, v0.2.2), where it is not in the folder."""
 _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
 """Where torchtitan/config/manager.py looks for the config functions of a module."""
 
@@ -46,27 +54,41 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
     """
     if is_steps_alone(text) and (shown := _SHOWN.search(text)):
         text = shown[0]
-    if not re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun", text):
+    if not re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun|(?:(?:ba)?sh |\./)\S*run_train\.sh", text):
         return None
+    beside = beside or Beside()
     words = [env[str(i)] for i in range(1, 100) if str(i) in env]
     text = re.sub(r'"?\$@"?', lambda _: " ".join(words), text)
-    named, function = _TOML.search(text), _FUNCTION.search(text)
-    inside = (beside or Beside()).needed(named[1], f"{path}: reads") if named is not None else ""
+    named, function = _TOML.search(text), _FUNCTION.search(text) or _STARTED.search(text)
+    inside = beside.needed(named[1], f"{path}: reads") if named is not None else ""
     if named is None and function is None and _RUNS.search(text) and "[titan]" not in text:
         fix = f"give script and arguments in one string: '{path.rpartition('/')[2]} --job.config_file JOB.toml'"
         raise ConfigError(f"{path}: names no config; {fix}")
     if named is None and function is None:
         return None
+    if _STARTED.search(text) and beside.text("run_train.sh") is None:
+        beside.written["run_train.sh"] = _RUN_TRAIN
     script = read_script(text, path, env, beside)
     said = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
     over = {key: value for key, value in said.items() if "." in key}
     if named is not None:
         return Named(named[1], inside, "", over, script.devices)
+    if (file := said.get("job.config_file")) is not None:  # that run_train.sh takes by default
+        return Named(file, beside.needed(file, f"{path}: reads"), "", over, script.devices)
+    return _of_module(path, beside, said, over, script.devices)
+
+
+def _of_module(path: str, beside: Beside, said: dict[str, Any], over: dict[str, Any], devices: int | None) -> Named:
+    """The config function of a module, by the flags that name both.
+
+    Raises:
+        ConfigError: the module's config functions are not there.
+    """
     module, name = (str(said.get(key, "")) for key in ("module", "config"))
     files = [file.format(module.replace(".", "/")) for file in _REGISTRIES]
     for file in files:
-        if beside is not None and (there := beside.path(file)) is not None:
-            return Named(str(there), beside.text(file) or "", name, over, script.devices)
+        if (there := beside.path(file)) is not None:
+            return Named(str(there), beside.text(file) or "", name, over, devices)
     what = f"launches config function {name} of {module}; give that module's config_registry.py"
     file = files["." in module]
     raise ConfigError(f"{path}: {what}: add --with {file}, or read the function alone: --from torchtitan {file}:{name}")
