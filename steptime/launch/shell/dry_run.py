@@ -227,7 +227,7 @@ class DryRun:
         elif first in {"source", "."} and rest:
             if not self.included(rest[0].text, rest[1:]) and not rest[0].text.endswith(_NO_JOB):
                 self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
-        elif script := _script_of(fields):
+        elif script := _script_of([fields[0], *rest]):
             if not self.included(script[0].text, script[1:]):
                 self.commands.append(Command(fields, node.line, self.doubt))
         elif first == "sbatch" and (job := submitted(self.scope, self.beside, self.name, rest)):
