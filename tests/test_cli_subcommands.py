@@ -154,6 +154,18 @@ def test_diff_names_defaults_that_no_plan_states(run):
     assert {"z_loss", "permute_fusion", "etp", "startup_s"} <= set(note.replace(",", "").split())
 
 
+def test_diff_counts_one_default_as_one(run, tmp_path):
+    """fsdp with and without tp: sequence parallelism, which neither plan states, is on with tp."""
+    plans = []
+    for tp in (1, 2):
+        plans.append(tmp_path / f"tp{tp}.yaml")
+        plans[-1].write_text(
+            f"model: llama3-8b\ndevices: 16\nparallelism: {{fsdp: {{}}, tp: {tp}, pp: 1}}\n"
+            "data: {gbs: 64, seqlen: 8192, microbatch_sz: 1}\nhardware: {node_type: h100}\n"
+        )
+    assert "  1 default that follows from these, in full with --json: sp\n" in run("diff", *plans)[1]
+
+
 def test_diff_of_a_config_with_itself_and_another(run):
     assert run("diff", PLAN, "--set", "data.gbs=1024", PLAN)[0] == 0
     assert "no setting differs" in run("diff", PLAN, PLAN)[1]

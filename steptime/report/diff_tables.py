@@ -118,7 +118,8 @@ def _settings(
     lines = [[path, *rows[path]] for path in (rows if pair else sorted(rows)) if path not in follow]
     if follow:
         names = ", ".join(path.rpartition(".")[2] for path in follow)
-        notes = [*notes, f"{counted(len(follow), 'default')} that follow from these, in full with --json: {names}"]
+        which = "1 default that follows" if len(follow) == 1 else f"{counted(len(follow), 'default')} that follow"
+        notes = [*notes, f"{which} from these, in full with --json: {names}"]
     title = "settings that differ" if lines else "no stated setting differs" if follow else "no setting differs"
     return Table(title, ["", *labels] if lines else [], lines, notes)
 
