@@ -116,6 +116,22 @@ def test_a_setting_is_tried_only_in_the_software_that_has_it():
     assert {switch.name for switch in SWITCHES if switch.exact and switch.change(native)} == {"torch.compile"}
 
 
+def test_one_pass_of_the_pipeline_is_offered_where_it_drains_for_every_micro_batch():
+    """Bubble over work (pp - 1) / (v m): 4 stages, 8 passes of 1 micro-batch 3 / 1, one pass of 8 3 / 8 (docs/schedules.md).
+
+    Of 8 micro-batches' work w each that is 8 w (1 + 3) and 8 w (1 + 3 / 8): 66 % less, apart from stages of unlike work and
+    what does not depend on the schedule.
+    """
+    layout = {"tp": 1, "pp": 4, "dp": 2, "schedule": "1f1b", "pipeline_passes": 8, "fsdp": {}}
+    job = Job(**DENSE | {"parallelism": layout, "performance": {"software": "torchtitan"}})
+    job = job.replace(**{"data.gbs": 16, "performance.activation_checkpointing_type": "full"})
+    found = {one.name: one for one in estimate(job).savings}
+    one = found["one pass of the pipeline"]
+    assert one.set == "--set parallelism.pipeline_passes=1"
+    assert one.step_change == pytest.approx(11.0 / 32.0 - 1.0, abs=0.05)
+    assert changed(job.replace(**{"parallelism.pipeline_passes": 1}), "one pass of the pipeline") is None
+
+
 def test_settings_are_those_that_megatron_accepts_beside_each_other(monkeypatch):
     """Checks of transformer_config.py, __post_init__: overlapped experts only in interleaved pipelines, without recomputation of
     moe; overlapped shared experts only with the alltoall dispatcher (0.16.1), so not together with DeepEP.
@@ -164,6 +180,7 @@ def test_measured_are_the_settings_that_runs_use():
             "all-to-all under another micro-batch": experts and software.overlap.ep,
             "shared experts under the all-to-all": experts and software.moe.shared_expert_overlap,
             "tensor-parallel overlap (userbuffers)": spread.tp > 1 and software.overlap.tp,
+            "one pass of the pipeline": code_base(job) == "FSDP2" and spread.pp > 1 and spread.pipeline_passes == 1,
             "torch.compile": software.kernels.compile == "all",
             "8-bit matrix multiplies": software.precision in {"fp8_delayed", "mxfp8", "fp8_tensorwise", "fp8_rowwise"},
             "bf16 gradients": software.states.main_grad_dtype == "bf16" and software.family == "megatron-core",

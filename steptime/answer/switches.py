@@ -243,6 +243,11 @@ def _tensor_overlap(job: Job) -> Change | None:
     return {"performance.overlap.tp": True} if _profile(job) in MEGATRON and tp > 1 else None
 
 
+def _one_pass(job: Job) -> Change | None:
+    """A step's micro-batches as one local batch: torch's pipeline then fills and drains once (docs/schedules.md)."""
+    return {"parallelism.pipeline_passes": 1} if job.parallelism.pipeline_passes > 1 else None
+
+
 def _compile(job: Job) -> Change | None:
     """torch.compile of blocks and loss."""
     native = _profile(job).removesuffix("-ddp") in NATIVE
@@ -280,6 +285,7 @@ SWITCHES = (
     Switch("all-to-all under another micro-batch", _expert_overlap, frozenset({"ep_comm"}), {"Megatron-Core": _BOTH}),
     Switch("shared experts under the all-to-all", _shared_overlap, frozenset({"ep_comm"}), {}),
     Switch("tensor-parallel overlap (userbuffers)", _tensor_overlap, frozenset({"tp_comm"}), {"Megatron-Core": _BOTH}),
+    Switch("one pass of the pipeline", _one_pass, frozenset({"bubble"}), {}),
     Switch("torch.compile", _compile, frozenset({"memory_bound", "launch", "recompute"}), {"FSDP2": _BOTH}),
     Switch(
         "8-bit matrix multiplies", _low_precision, _NATIVE_GEMM, {"Megatron-Core": _BOTH, "FSDP2": _BOTH}, exact=False

@@ -138,7 +138,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
     shown = _ends(counts)
     schedule = f"{line.schedule}, {line.stages} stages{chunks}, {counted(line.microbatches, 'micro-batch')}"
     passes = estimate.timing.passes
-    schedule += f" in {passes} passes, each of which drains" if passes > 1 else ""
+    schedule += f" in {passes} passes (parallelism.pipeline_passes), each of which drains" if passes > 1 else ""
     facts = [
         Fact("schedule", [schedule]),
         Fact("bubble", [f"{seconds(line.bubble_s)} on {at}; stages are idle {idle} of the makespan on average"]),
