@@ -97,6 +97,19 @@ def test_flags_behind_torchtitans_own_script_are_those_of_its_toml(tmp_path, sta
     assert (layout.tp, layout.dp) == (2, 2)
 
 
+def test_a_flag_with_no_before_its_name_is_off(tmp_path):
+    """experiments/graph_trainer/README.md: --compile.no-enable_passes; tyro's spelling of a boolean that is false."""
+    text = (DATA / REGISTRY).read_text(encoding="utf-8")
+    registry(tmp_path, text, "models/llama3")
+    compiled = []
+    for flag in ("--compile.enable", "--compile.no-enable"):
+        script = f"torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b {flag}\n"
+        (tmp_path / "job.sh").write_text(script)
+        job = to_job(launch_file("torchtitan", str(tmp_path / "job.sh"), HARDWARE), HARDWARE)
+        compiled.append(job.software.kernels.compile)
+    assert compiled == ["all", "none"]
+
+
 def test_variables_before_a_script_end_with_it(tmp_path):
     """NGPU=16 before one command does not hold for the next: 8 processes."""
     registry(tmp_path, (DATA / REGISTRY).read_text(encoding="utf-8"), "models/llama3")

@@ -70,12 +70,23 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
         beside.written["run_train.sh"] = _RUN_TRAIN
     script = read_script(text, path, env, beside)
     said = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
-    over = {key: value for key, value in said.items() if "." in key}
+    over = dict(_switched(key, value) for key, value in said.items() if "." in key)
     if named is not None:
         return Named(named[1], inside, "", over, script.devices)
     if (file := said.get("job.config_file")) is not None:  # that run_train.sh takes by default
         return Named(file, beside.needed(file, f"{path}: reads"), "", over, script.devices)
     return _of_module(path, beside, said, over, script.devices)
+
+
+def _switched(key: str, value: Any) -> tuple[str, Any]:
+    """A flag as its key and value; tyro, which reads torchtitan's flags, switches a boolean off by no- before its name.
+
+    >>> _switched("compile.no_enable_passes", True), _switched("compile.enable", True)
+    (('compile.enable_passes', False), ('compile.enable', True))
+    """
+    section, _, name = key.rpartition(".")
+    off = value is True and name.startswith("no_")
+    return (f"{section}.{name.removeprefix('no_')}", False) if off else (key, value)
 
 
 def _of_module(path: str, beside: Beside, said: dict[str, Any], over: dict[str, Any], devices: int | None) -> Named:
