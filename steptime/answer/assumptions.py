@@ -6,6 +6,7 @@ from steptime import fsdp
 from steptime.answer.idle import idle, usual_settings
 from steptime.answer.notes import notes
 from steptime.base.words import counted, flow
+from steptime.cost.nodes import run_by_host
 from steptime.job.job import Job, facts
 from steptime.job.megatron_expert_rules import woven_in_one_stage
 from steptime.job.mesh import group, members_per_domain
@@ -46,9 +47,11 @@ def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> 
         if again
         else "counted as launch gaps"
     )
-    eager = software.family in EAGER_TORCH and software.kernels.compile == "none"
+    traced = run_by_host(software.timing)
+    eager = software.family in EAGER_TORCH and software.kernels.compile == "none" and not traced
     remedies = ", ".join(["larger micro-batches", *(["torch.compile"] if eager else [])])
-    waits = f"the device waits for kernel launches during {100 * share:.0f} % of the step ({where})"
+    what = "the nodes of a traced graph" if traced else "kernel launches"
+    waits = f"the device waits for {what} during {100 * share:.0f} % of the step ({where})"
     return [f"host-bound: {waits}; {remedies} or CUDA graphs shorten it"]
 
 

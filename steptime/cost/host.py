@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from steptime.base.num import Num, maximum, where
 from steptime.cost.compute import Pass
-from steptime.cost.nodes import Nodes, run_by_host
+from steptime.cost.nodes import NO_NODES, Nodes, run_by_host
 from steptime.cost.work import Work
 from steptime.model.graphs import captured
 from steptime.model.ops import Op
@@ -19,9 +19,6 @@ DTENSOR_HOST = 2.5
 """Host time of an eager launch on DTensors divided by that of eager torch (assumed): the smallest operation takes 24 to 133 us by
 release against 4.8 us (pytorch/pytorch pull requests 160580, 166371). 5 would make steps of Llama-3 8B under TP2 host-bound that
 were not (torchtitan, rows marked fit)."""
-
-
-NO_NODES = Nodes()
 
 
 def launch_host_s(software: Software, tp: Num) -> Num:

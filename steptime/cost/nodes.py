@@ -53,6 +53,7 @@ class Nodes(NamedTuple):
         return timing.node_s * (self.working + idle)
 
 
+NO_NODES = Nodes()
 LINEAR = Nodes(5.0, 1.0), Nodes(7.0, 3.0)
 """Forward: the weight's cast and transpose, the product, views. Backward: two products, transposes, the cast of the gradient."""
 NORM = Nodes(4.0, 1.0), Nodes(4.0, 1.0)
@@ -72,13 +73,17 @@ def run_by_host(timing: TimingSettings) -> bool:
 
 
 def forward_nodes(ops: list[Op], timing: TimingSettings, which: Iterable[int], tp: Num, *, sharded: bool) -> Nodes:
-    """Nodes of some ops of a part, forward, without those that CUDA graphs launch."""
+    """Nodes of some ops of a part, forward, without those that CUDA graphs launch; none where the host runs no graph."""
+    if not run_by_host(timing):
+        return NO_NODES
     inside = captured(ops, timing.cuda_graphs)
     return _sum(of_op(ops[i], tp, sharded=sharded)[0] for i in which if i not in inside)
 
 
 def backward_nodes(ops: list[Op], timing: TimingSettings, tp: Num, *, sharded: bool) -> Nodes:
-    """Nodes of a part's backward; gradients of a tensor that several ops read are added."""
+    """Nodes of a part's backward, as of `forward_nodes`; gradients of a tensor that several ops read are added."""
+    if not run_by_host(timing):
+        return NO_NODES
     inside = captured(ops, timing.cuda_graphs)
     outside = [op for i, op in enumerate(ops) if i not in inside]
     reads = Counter(name for op in outside for name in dict.fromkeys(op.inputs))
@@ -119,12 +124,12 @@ def _own(op: Op) -> tuple[Nodes, Nodes]:
 def _collective(kind: str | None, ranks: Num) -> Nodes:
     """A collective and the wait for it, with a view of what was gathered; what is scattered is split and joined before it."""
     if kind is None:
-        return Nodes()
+        return NO_NODES
     return Nodes(3.0 if kind == "all_gather" else 4.0 + ranks if kind == "reduce_scatter" else 2.0)
 
 
 def _sum(nodes: Iterable[Nodes]) -> Nodes:
-    found = Nodes()
+    found = NO_NODES
     for one in nodes:
         found = found.plus(one)
     return found

@@ -73,7 +73,7 @@ def test_the_nodes_of_a_llama_block_are_those_of_its_ops():
     working = sum(not without_effect(node) for node in nodes) - 2  # the mean of each LayerNorm
     heads = {"n_layers": 1, "n_q_heads": HEADS, "n_kv_heads": HEADS}
     of = Assembly(job("torchtitan-ddp@2026-05", model=heads, performance={"step_graph": "traced"}))
-    timing, part = of.job.software.timing, of.kinds[0]
+    timing, part = of.job.software.timing.replace(node_s=1.0), of.kinds[0]
     counted = forward_nodes(part.ops, timing, range(len(part.ops)), 1, sharded=False).working
     counted += backward_nodes(part.ops, timing, 1, sharded=False).working
     assert counted == pytest.approx(170.0)
