@@ -237,6 +237,7 @@ SHARDED_PIPELINES = {
     "ends counted": plan(
         IN_PIPELINE | {"embedding_and_loss_count_as_layers": True}, {"software": "torchtitan"}, n_layers=10
     ),
+    "GPipe on one stream": plan(IN_PIPELINE | {"schedule": "gpipe"}, {"software": "torchtitan@0.2"}),
 }
 
 

@@ -47,9 +47,10 @@ def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> 
         if again
         else "counted as launch gaps"
     )
-    eager = software.family in EAGER_TORCH and software.kernels.compile == "none"
+    traced = run_by_host(software.timing)
+    eager = software.family in EAGER_TORCH and software.kernels.compile == "none" and not traced
     remedies = ", ".join(["larger micro-batches", *(["torch.compile"] if eager else [])])
-    what = "the nodes of a traced graph" if run_by_host(software.timing) else "kernel launches"
+    what = "the nodes of a traced graph" if traced else "kernel launches"
     waits = f"the device waits for {what} during {100 * share:.0f} % of the step ({where})"
     return [f"host-bound: {waits}; {remedies} or CUDA graphs shorten it"]
 

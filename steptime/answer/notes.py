@@ -105,9 +105,8 @@ def _auto_tp(job: Job) -> list[str]:
 
 
 def _one_stream(job: Job) -> list[str]:
-    """Where stages of a pipeline wait for each other's exchanges (`schedule.one_stream`); two of them lose nothing to it."""
-    p, said = job.parallelism, job.software.layout.stage_exchange
-    if p.pp < 3 or exchange_of(said, job.schedule, p.vpp) != "one_stream":
+    """Where stages of a pipeline wait for each other's exchanges (`schedule.one_stream`)."""
+    if exchange_of(job.software.layout.stage_exchange, job.schedule, job.parallelism.vpp) != "one_stream":
         return []
-    why = "sends and receives of a stage share one stream with the torch 2.10 and 2.11 of this release"
-    return [f"note: {why}, so that stages wait for each other; with torch 2.13 they do not (software torchtitan)"]
+    why = "the torch 2.10 and 2.11 of this release send and receive on one stream per stage, so that stages wait for each other"
+    return [f"note: {why}; torch 2.13 has a stream for each pair of stages (software torchtitan)"]

@@ -71,7 +71,7 @@ def run_by_host(timing: TimingSettings) -> bool:
 
 
 def forward_nodes(ops: list[Op], timing: TimingSettings, which: Iterable[int], tp: Num, *, sharded: bool) -> Nodes:
-    """Nodes of some ops of a part, forward, without those that CUDA graphs launch."""
+    """Nodes of some ops of a part, forward, without those that CUDA graphs launch; none where the host runs no graph."""
     if not run_by_host(timing):
         return NO_NODES
     inside = captured(ops, timing.cuda_graphs)
@@ -79,7 +79,7 @@ def forward_nodes(ops: list[Op], timing: TimingSettings, which: Iterable[int], t
 
 
 def backward_nodes(ops: list[Op], timing: TimingSettings, tp: Num, *, sharded: bool) -> Nodes:
-    """Nodes of a part's backward; gradients of a tensor that several ops read are added."""
+    """Nodes of a part's backward, as of `forward_nodes`; gradients of a tensor that several ops read are added."""
     if not run_by_host(timing):
         return NO_NODES
     inside = captured(ops, timing.cuda_graphs)

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B whose stages send and receive on one stream each, as torch 2.10 and 2.11 ran it.
+"""Schedules of several chunks whose stages send and receive on one stream each, as torch 2.10 and 2.11 ran them.
 
 Every send and every receive is a batch of its own, and batches of a device share one stream (torch/distributed/pipelining/
 schedules.py, _batch_p2p until pull request 175712 of 2026-02-25: "Coalescing serializes ops on a single CUDA stream, which causes

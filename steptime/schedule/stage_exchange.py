@@ -15,9 +15,17 @@ Exchange: TypeAlias = Literal["free", "time_steps", "one_stream"]
 for all sends and receives of a stage (`schedule.one_stream`)."""
 
 
+MODELED: dict[Exchange, set[str]] = {
+    "free": set(),
+    "time_steps": {"1f1b", "interleaved"},
+    "one_stream": {"gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"},
+}
+"""Schedules for which exchanges that hold each other up are modeled."""
+
+
 def exchange_of(said: Exchange, schedule: str, vpp: int) -> Exchange:
-    """How the stages of a schedule exchange: of several chunks as `said`, of one each output as it is ready."""
-    return said if vpp > 1 and schedule in {"1f1b", "interleaved"} else "free"
+    """How the stages of a schedule exchange: as `said` where they have several chunks and it is modeled, else freely."""
+    return said if vpp > 1 and schedule in MODELED[said] else "free"
 
 
 def exchanged_run(

@@ -250,7 +250,7 @@ def walk(
         blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modeled.)
         group: as in `order`.
         around: what FSDP adds to some actions; then only the makespan counts it all.
-        exchange: whether exchanges hold each other up: interleaved 1F1B in time steps, or on one stream.
+        exchange: whether exchanges hold each other up: interleaved 1F1B in time steps, or any but DualPipeV on one stream.
 
     Raises:
         ValueError: as `order`, or lists of the wrong length.

@@ -67,7 +67,7 @@ class LayoutSettings(Switches):
     no_sync: bool
     """FSDP: whether experts that no ranks share are a group; groups of embedding and head; dtype of reductions; one a step."""
     stage_exchange: Exchange
-    """How the stages of interleaved 1F1B exchange; time_steps, torch's pipelining as of 2.6, also gathers nothing ahead, and
+    """How stages of several chunks exchange; time_steps, torch's pipelining as of 2.6, also gathers nothing ahead, and
     reduces a chunk's gradients, except one group's, before the last gradient of its input is sent."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""

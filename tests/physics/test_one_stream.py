@@ -8,26 +8,48 @@ import pytest
 from steptime.schedule import walk
 from steptime.schedule.graph import graph
 from steptime.schedule.sharded import Around
-from steptime.schedule.stage_exchange import exchanged_run
+from steptime.schedule.stage_exchange import exchange_of, exchanged_run
 
 FORWARD, BACKWARD = [[1.0, 1.0]] * 3, [[2.0, 2.0]] * 3
 
 
-def starts(sends: list[float], exchange: str) -> list[list[float]]:
+def starts(sends: list[float], exchange: str, schedule: str = "interleaved") -> list[list[float]]:
     """When the first three forwards of each of three stages start, three micro-batches."""
-    found = walk("interleaved", 3, 2, 3, FORWARD, BACKWARD, sends, exchange=exchange)
+    weights = [[0.5, 0.5]] * 3 if schedule in {"zero_bubble", "zbv"} else None
+    found = walk(schedule, 3, 2, 3, FORWARD, BACKWARD, sends, weight_s=weights, exchange=exchange)
     return [times.starts_s[:3] for times in found.times()]
 
 
-def test_a_send_waits_for_the_receive_listed_before_it():
+@pytest.mark.parametrize("schedule", ["interleaved", "gpipe", "zero_bubble"])
+def test_a_send_waits_for_the_receive_listed_before_it(schedule):
     """Three stages of two chunks, forwards of 1 s (pytorch/pytorch pull request 165664: 0F0, 0SEND_F0, 8RECV_F0, 0F1, 0SEND_F1).
 
     Stage 0 ends its forwards at 1, 2 and 3 s. After the first send it lists the receive of what stage 2 makes of it, from 2 to
     3 s: its second send waits until then, and its third until stage 2 has run the second forward, from 4 to 5 s. Where an action
     starts as soon as its input is made, they start a second after one another.
     """
-    assert starts([0.0] * 3, "one_stream") == [[0.0, 1.0, 2.0], [1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
-    assert starts([0.0] * 3, "free") == [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]
+    assert starts([0.0] * 3, "one_stream", schedule) == [[0.0, 1.0, 2.0], [1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
+    assert starts([0.0] * 3, "free", schedule) == [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]
+
+
+def test_in_a_v_the_stage_before_the_last_waits():
+    """The last of three stages runs both its chunks of a micro-batch, the first from 2 to 4 s, and sends what it made back.
+
+    The middle stage lists that receive before the one of the third micro-batch, whose forward so starts at 4 s, not at 3 s.
+    """
+    assert starts([0.0] * 3, "one_stream", "zbv")[1] == [1.0, 2.0, 4.0]
+    assert starts([0.0] * 3, "free", "zbv")[1] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"])
+def test_torch_2_10_runs_every_schedule_of_several_chunks_so(schedule):
+    """They run in _PipelineScheduleRuntime (pytorch/pytorch pull request 164777); the pairs of DualPipeV are not modeled.
+
+    Time steps are those of interleaved 1F1B, and a stage of one chunk has neither.
+    """
+    assert exchange_of("one_stream", schedule, 2) == ("free" if schedule == "dualpipev" else "one_stream")
+    assert exchange_of("time_steps", schedule, 2) == ("time_steps" if schedule in {"1f1b", "interleaved"} else "free")
+    assert exchange_of("one_stream", schedule, 1) == exchange_of("free", schedule, 2) == "free"
 
 
 def test_an_exchange_holds_both_streams():
@@ -38,8 +60,8 @@ def test_an_exchange_holds_both_streams():
     assert starts([1.0] * 3, "one_stream") == [[0.0, 1.0, 2.0], [2.0, 7.0, 12.0], [4.0, 9.0, 14.0]]
 
 
-def test_two_stages_lose_nothing():
-    """Stage 0 and 1 meet in every exchange: stage 0's second send and what stage 1 makes of the first are ready together."""
+def test_two_stages_of_equal_chunks_lose_nothing():
+    """If sends take no time: stage 0's second send and what stage 1 makes of the first are always ready together."""
     every = [
         walk("interleaved", 2, 2, 4, FORWARD[:2], BACKWARD[:2], [0.0] * 2, exchange=e) for e in ("free", "one_stream")
     ]

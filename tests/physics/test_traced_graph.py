@@ -50,6 +50,14 @@ def test_nodes_without_effect_take_a_share_of_the_time():
     assert layer_s(graph="traced") == pytest.approx(NODE * (FORWARD + BACKWARD + 0.4 * IDLE))
 
 
+def test_a_step_that_waits_for_its_graph_says_so():
+    """Nodes of a graph are not launches of a model, and `performance.compile` is refused with one."""
+    found = estimate(job("torch", on=on(), model={"n_layers": 2}, performance={"step_graph": "simplified"}))
+    [line] = [line for line in found.assumptions if line.startswith("host-bound")]
+    assert "waits for the nodes of a traced graph" in line
+    assert line.endswith("; larger micro-batches or CUDA graphs shorten it")
+
+
 def test_a_slower_device_does_not_wait():
     assert layer_s(of=on(flops=1.0)) == 0.0
 
