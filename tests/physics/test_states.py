@@ -256,6 +256,8 @@ def test_ends_of_blocks_as_states_are_made_one_by_one(level, master, bytes_):
         (9.0, "megatron-core", {"expandable_segments": True}, 1, False),
         (9.0, "megatron-core", {}, 2, False),
         (9.0, "torch", {}, 0, False),
+        (9.0, "nanotron", {}, 1, False),  # gradients stay, in buffers that are not padded
+        (9.0, "megatron-core", {"optimizer": "muon"}, 0, False),  # states that depend on a tensor's shape
     ],
 )
 def test_where_the_blocks_of_states_are_known(capability, software, performance, level, known):
