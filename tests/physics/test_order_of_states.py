@@ -1,7 +1,7 @@
 """In which order Megatron makes the tensors of a stage's states, each by its bytes (the allocator's blocks depend on it).
 
-Hidden 4, MLP 8, one head, a vocabulary of 16 padded to 128. Elements in registered order: embedding 512; of a layer norm 4, output
-projection 16, q, k and v 48, norm 4, gate and up 64, down 32; final norm 4, head 512.
+Hidden 4, MLP 8, one head, a vocabulary of 16 padded to 128. Elements in registered order: embedding 512; of a layer norm 4,
+output projection 16, q, k and v 48, norm 4, gate and up 64, down 32; final norm 4, head 512.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def test_equal_layers_follow_one_another(monkeypatch):
 
 
 HERE = [48, 16, 4, 512]
-"""Of two ranks the last has 768 to 1,535. From the end, each at a multiple of 64: head 0, norm 512, down 576, gate and up 640, norm
-704, q, k and v 768, projection 832, norm 896, embedding 960 to 1,471, padded to a multiple of 2 * 128: 1,536 in all."""
+"""Of two ranks the last has 768 to 1,535. From the end, each at a multiple of 64: head 0, norm 512, down 576, gate and up 640,
+norm 704, q, k and v 768, projection 832, norm 896, embedding 960 to 1,471, padded to a multiple of 2 * 128: 1,536 in all."""
 
 
 def test_the_distributed_optimizer_takes_parameters_over(monkeypatch):
