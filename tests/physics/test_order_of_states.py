@@ -81,7 +81,7 @@ def test_equal_layers_follow_one_another(monkeypatch):
 
 HERE = [48, 16, 4, 512]
 """Of two ranks the last has 768 to 1,535. From the end, each at a multiple of 64: head 0, norm 512, down 576, gate and up 640,
-norm 704, q, k and v 768, projection 832, norm 896, embedding 960 to 1,471, padded to a multiple of 2 * 128: 1,536 in all."""
+norm 704, q, k and v 768, projection 832, norm 896, embedding 960 to 1,471, padded to a multiple of 128: 1,536 in all."""
 
 
 def test_the_distributed_optimizer_takes_parameters_over(monkeypatch):
