@@ -310,8 +310,8 @@ def test_a_forward_that_prefetches_two_layers():
 
 
 def test_a_backward_that_prefetches_two_layers():
-    """Output and root, 3,005,000, and the head's gradients, 900. The last layer's parameters, 30,000, come out of a flat buffer of
-    10,000, with the other layer's 10,000 beside it; its input's 512 lie in the pipeline's buffer. Both layers' parameters stay.
+    """Output and root, 3,005,000, and the head's gradients, 900. The last layer's parameters, 30,000, come out of a flat buffer
+    of 10,000, with the other layer's 10,000 beside it; its input's 512 lie in the pipeline's buffer. Parameters stay.
     """
     chunk, found = prefetching(a_whole_chunk("bf16")), Every()
     chunk.backward(Passing("B", fetched=False, held=False, roots=False, gradients=Gradients()), found)
@@ -335,7 +335,7 @@ def test_a_backward_that_prefetches_two_layers():
     ],
 )
 def test_gradients_of_weights_come_layer_by_layer(monkeypatch, dtype, summed, before, added):
-    """The first half left 7,000 B, of which the last layer's 200 go after it; the head's gradients, 900, are there from the start."""
+    """The first half left 7,000 B, of which the last layer's 200 go after it; the head's gradients, 900, are there at once."""
     found = Every()
     monkeypatch.setattr("steptime.fsdp.pipeline_chunks.Moments", lambda _: found)
     chunk = replace(a_whole_chunk(dtype), half=(7_000.0, 9_000.0), waits=[100.0, 200.0])

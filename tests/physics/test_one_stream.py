@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from steptime.schedule import walk
+from steptime.schedule.actions import Action
 from steptime.schedule.graph import graph
+from steptime.schedule.one_stream import _turns
 from steptime.schedule.sharded import Around
 from steptime.schedule.stage_exchange import exchanged_run
 
@@ -77,3 +79,17 @@ def test_gathers_are_waited_for_and_reductions_come_after_sends():
     both = exchanged_run("one_stream", found, what, costs, [0.0] * 5, gathers | {last: Around(0.0, (), 10.0)})
     assert both[1][found.stages[0][-1]] == alone[1][found.stages[0][-1]]
     assert both[1][last] == alone[1][last] + 10.0
+
+
+def test_rounds_in_which_a_stage_lists_nothing():
+    """Four chunks on one stage, forward then back (schedules.py, _add_unshard_reshard and _add_reduce_grad), three at once.
+
+    Chunks 0, 1 and 2 are gathered; before the second forward 0 is freed and 3 gathered. Every backward is followed by its
+    reduction; before the second 3 is freed and 0 gathered, then 2 and 1 are freed.
+    """
+    actions = (*(Action("F", 0, chunk) for chunk in range(4)), *(Action("B", 0, chunk) for chunk in (3, 2, 1, 0)))
+    none = None
+    assert _turns(actions, [10, 11, 12, 13, 14, 15, 16, 17]) == [
+        none, none, none, 10, none, none, 11, 12, 13,
+        14, none, none, none, 15, none, none, 16, none, none, 17, none,
+    ]  # fmt: skip

@@ -153,6 +153,9 @@ def test_layers_with_experts():
     assert [Moe(**said).at(layer) for layer in range(3)] == [False, True, True]
     assert [Moe(**said, moe_frequency=0.5).at(layer) for layer in range(5)] == [False, False, True, False, True]
     assert [Moe(**EXPERTS, moe_frequency=1 / 3).at(layer) for layer in range(6)] == [False, False, True] * 2
+    assert [Moe(**EXPERTS, n_dense_layers=2).at(layer) for layer in range(3)] == [False, False, True]
+    # as a float 49 * (1 / 49) is less than 1
+    assert [Moe(**EXPERTS, moe_frequency=1 / 49).at(layer) for layer in (47, 48, 49, 97)] == [False, True, False, True]
 
 
 def test_heads_of_a_state_space():
