@@ -106,6 +106,8 @@ JOBS = {
     "a deeper prediction in fp8": FP8 | {"model": {"mtp": 1}},
     "latent experts in fp8": FP8 | {"model": {"moe": MOE | {"latent_sz": 64}}},
     "a loss in place": {"software": "fsdp2", "performance": {"loss_impl": "in_place"}},
+    "sigmoid": {"model": {"moe": MOE | {"score_function": "sigmoid", "expert_bias": True}}},
+    "sigmoid of torchtitan": {"software": "torchtitan", "model": {"moe": MOE | {"score_function": "sigmoid"}}},
     "norms of all heads together": {"model": HEADS | {"qk_norm": True, "qk_norm_type": "per_layer"}},
 }
 PASSING = {"residual", "add", "concat", "roll", "positions", "cast"}
@@ -136,7 +138,7 @@ SAME_SIZE = {
 @cache
 def parts_of(name: str) -> tuple[Assembly, tuple[tuple[Op, ...], ...]]:
     """A job of `JOBS` and the ops of each of its parts."""
-    said = dict(JOBS[name])
+    said = {"seqlen": 48} | JOBS[name]  # so that no number of tokens is a number's size
     if "on" in said:
         said["on"] = Machine.load(said["on"])
     found = Assembly(job(**said))
@@ -289,10 +291,19 @@ def test_rows_are_summed_over_ranks_in_the_routers_dtype(dtype, changed):
 
 
 def test_what_attention_gathers_over_ranks():
-    """8 tokens. Of the key's latent the part of 64 with positions, one head for all; with more ranks than keys all heads, 4 of
-    queries and 2 each of keys and values, of 32.
+    """48 tokens. Of the key's latent the part of 64 with positions, one head for all; of 8 tokens, with more ranks than keys,
+    all heads, 4 of queries and 2 each of keys and values, of 32.
     """
     latent = {op.name: op for op in ops_of("latents split")}["attn.k_rope"]
-    assert [t.elements for t in latent.outputs] == [8 * 64]
+    assert [t.elements for t in latent.outputs] == [48 * 64]
     spread = {op.name: op for op in Assembly(job(model=HEADS, tp=4)).kinds[0].ops}["attn.spread"]
     assert [t.elements for t in spread.outputs] == [8 * (4 + 2 * 2) * 32]
+
+
+@pytest.mark.parametrize(("name", "delta"), [("linear", 9_216 + 1_152), ("Kimi's", 9_216 + 1_152), ("lightning", 0)])
+def test_flops_of_linear_attention(name, delta):
+    """Of a token and head, keys and values of 24, in chunks of 64: 2 * 64 * 48 for Q K^T and its product with V, 4 * 24 * 24 into
+    and out of states; with the delta rule 2 * 64 * 72 and 2 * 24 * 24 more. 48 tokens, 4 heads.
+    """
+    [found] = {op.flops for op in ops_of(name) if isinstance(op, Chunked)}
+    assert found == 48 * 4 * (6_144 + 2_304 + delta)

@@ -140,6 +140,13 @@ def test_shares_of_scores_by_hand(said, length, share, seen):
     assert AttentionKind(**said).shares(length) == (share, seen)
 
 
+def test_layers_with_a_window():
+    """All but the last of every three; without a pattern all; without a window none."""
+    assert [AttentionKind(window=2, window_pattern=3).at(layer) for layer in range(6)] == [True, True, False] * 2
+    assert [AttentionKind(**said).at(0) for said in ({"window": 2}, {"window_pattern": 3}, {})] == [True, False, False]
+    assert [AttentionKind(**{key: True}).whole_heads for key in ("chunked", "sinks", "gated")] == [True, True, False]
+
+
 def test_layers_with_linear_attention():
     """The last of every two has full attention; a list says it layer by layer, and no more than its own."""
     assert [LinearAttention(freq=2).at(layer) for layer in range(4)] == [True, False, True, False]
