@@ -10,7 +10,7 @@ from steptime.schedule.actions import Action
 from steptime.schedule.graph import graph
 from steptime.schedule.one_stream import _turns
 from steptime.schedule.sharded import Around
-from steptime.schedule.stage_exchange import exchanged_run
+from steptime.schedule.stage_exchange import exchange_of, exchanged_run
 
 FORWARD, BACKWARD = [[1.0, 1.0]] * 3, [[2.0, 2.0]] * 3
 
@@ -93,3 +93,24 @@ def test_rounds_in_which_a_stage_lists_nothing():
         none, none, none, 10, none, none, 11, 12, 13,
         14, none, none, none, 15, none, none, 16, none, none, 17, none,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "expected"),
+    [("interleaved", 2, "one_stream"), ("1f1b", 2, "one_stream"), ("interleaved", 1, "free"), ("gpipe", 2, "free")],
+)
+def test_schedules_that_exchanges_hold_up(schedule, vpp, expected):
+    """1F1B of several chunks; others send each output as it is ready."""
+    assert exchange_of("one_stream", schedule, vpp) == expected
+
+
+@pytest.mark.parametrize(("exchange", "end"), [("one_stream", 6.0), ("time_steps", 16.0)])
+def test_what_an_action_takes_longer(exchange, end):
+    """The first forward of 1 s takes 5 s more, and the stage 10 s more before it goes on. On one stream the output is sent before
+    these, in time steps after.
+    """
+    found, what, costs = graph("interleaved", 2, 2, 2), (2, 2, 2, None), [1.0] * 4 + [2.0] * 4
+    first, second = found.stages[0][:2]
+    begun, done = exchanged_run(exchange, found, what, costs, [0.0] * 5, {first: Around(5.0, (), 10.0)})
+    assert (begun[first], begun[second], done[first]) == (0.0, 16.0, 16.0)
+    assert begun[found.stages[1][0]] == end
