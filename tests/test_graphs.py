@@ -81,3 +81,9 @@ def test_a_layer_of_an_mlp_alone(modules, launched):
 def test_a_layer_of_attention_alone(modules, launched):
     """There is no MLP to launch."""
     assert captured([Move("norm", role="norm"), Move("core", role="core_attn")], modules) == frozenset(launched)
+
+
+def test_a_head_is_in_no_layers_graph():
+    """Its norm and its projection belong to no module of a layer."""
+    for part in (Assembly(job()).head, Assembly(job()).embedding):
+        assert captured(part.ops, ["attn", "mlp", "moe", "moe_router", "mamba"]) == frozenset()

@@ -177,6 +177,14 @@ def test_ends_of_blocks_of_parameters_in_bf16():
     assert block_rest_bytes(assembly, assembly.stages[0], []) == 7 * 2**20 + rest
 
 
+def test_ends_of_blocks_of_two_chunks():
+    """The embedding and the first layer: 3.5 MiB as above, and 24,773,632 B of gradients of 24 MiB. The third has no end."""
+    layout = {"pp": 2, "vpp": 2, "microbatches": 2, "zero_level": 0}
+    assembly = Assembly(job(on=machine(compute_capability=9.0), model={"vocab_sz": 47_104, "n_layers": 4}, **layout))
+    rest = 24 * 2**20 - 24_773_632
+    assert block_rest_bytes(assembly, assembly.stages[0], []) == 3.5 * 2**20 + rest
+
+
 def test_ends_of_blocks_of_experts():
     """Gate and up of an expert, 2 * 11,776 * 128 elements, are 11.5 of 12 MiB in fp32, three times; two experts in each of two
     layers. All others are shorter than 10 MiB; the gradients' 70.5 MiB leave more than 1 of 72.
