@@ -149,7 +149,7 @@ def test_layers_with_a_window():
 
 def test_layers_with_linear_attention():
     """The last of every two has full attention; a list says it layer by layer, and no more than its own."""
-    assert [LinearAttention(freq=2).at(layer) for layer in range(4)] == [True, False, True, False]
+    assert [LinearAttention(freq=3).at(layer) for layer in range(6)] == [True, True, False] * 2
     assert [LinearAttention(freq=[0, 1]).at(layer) for layer in range(3)] == [False, True, False]
     assert [LinearAttention(freq=freq).listed for freq in (2, [0, 1])] == [0, 2]
 
@@ -166,5 +166,12 @@ def test_layers_with_experts():
 
 
 def test_heads_of_a_state_space():
-    """Twice the hidden size over head_dim: 2 * 128 / 64."""
-    assert (Mamba().heads(128), Mamba(n_heads=3).heads(128)) == (4, 3)
+    """Twice the hidden size over head_dim, rounded down: 2 * 128 / 64, 2 * 100 / 64."""
+    assert (Mamba().heads(128), Mamba().heads(100), Mamba(n_heads=3).heads(128)) == (4, 3, 3)
+
+
+def test_widths_of_all_heads():
+    """Of queries, or keys, and of values; a head of attention has the hidden size over their number, rounded down."""
+    said = {"n_key_heads": 3, "key_head_dim": 5, "n_value_heads": 6, "value_head_dim": 7}
+    assert LinearAttention(**said).widths == (15, 42)
+    assert Model(**MODEL | {"hidden_sz": 9}).head_dim == 4
