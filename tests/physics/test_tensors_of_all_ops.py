@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from statistics import fmean
 
 import pytest
 from physics_jobs import job
@@ -307,3 +308,19 @@ def test_flops_of_linear_attention(name, delta):
     """
     [found] = {op.flops for op in ops_of(name) if isinstance(op, Chunked)}
     assert found == 48 * 4 * (6_144 + 2_304 + delta)
+
+
+@pytest.mark.parametrize(
+    ("name", "slower", "backward"),
+    [
+        ("linear", [1.0], [2.7, 2.5, 2.8]),
+        ("Kimi's", [1.82, 1.78, 1.51, 1.58], [2.7, 2.5, 2.8]),
+        ("lightning", [1.0], [2.3, 1.7, 2.5]),
+    ],
+)
+def test_measured_times_of_linear_attention(name, slower, backward):
+    """Means: KDA's forward beside Gated DeltaNet's (MoonshotAI/FlashKDA README), backward beside forward (benchmarks of
+    fla-org/flash-linear-attention).
+    """
+    [found] = {(op.slowness, op.backward_times) for op in ops_of(name) if isinstance(op, Chunked)}
+    assert found == (pytest.approx(fmean(slower), rel=0.05), pytest.approx(fmean(backward), rel=0.05))
