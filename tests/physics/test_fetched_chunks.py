@@ -353,3 +353,14 @@ def test_a_first_layer_reads_the_pipelines_buffer():
     assert second.backward.bytes - first.backward.bytes == 2_048
     bare = chunk._replace(runs=())
     assert chunk_bytes(assembly, bare, memories, memories, split=False).layers == []
+
+
+def test_halves_of_a_chunk():
+    """What the first half of a split backward leaves, and its peak, of the chunk; what it leaves of each of its two layers."""
+    assembly = Assembly(job("fsdp2", dp=2, pp=2, model={"n_layers": 4}, fsdp={"reduce_dtype": "bf16"}))
+    memories, [chunk] = PartMemories(assembly), assembly.stages[1]
+    whole, parts = (chunk_bytes(assembly, chunk, memories, memories, split=split) for split in (False, True))
+    halves, [layer] = memories.split(chunk), assembly.kinds
+    assert (whole.half, whole.waits) == ((0.0, 0.0), [])
+    assert (parts.half, parts.waits) == ((halves.kept, halves.inputs.bytes), [memories.split_part(layer).kept] * 2)
+    assert halves.inputs.bytes > halves.kept > 2 * memories.split_part(layer).kept > 0.0

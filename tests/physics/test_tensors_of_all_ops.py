@@ -11,7 +11,7 @@ from physics_jobs import job
 
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op
+from steptime.model.ops import NO_CAST, Attention, Comm, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 
 MOE = {"n_experts": 8, "expert_inter_sz": 192, "experts_per_token": 2, "shared_expert_inter_sz": 64}
@@ -109,6 +109,7 @@ JOBS = {
     "a loss in place": {"software": "fsdp2", "performance": {"loss_impl": "in_place"}},
     "sigmoid": {"model": {"moe": MOE | {"score_function": "sigmoid", "expert_bias": True}}},
     "sigmoid of torchtitan": {"software": "torchtitan", "model": {"moe": MOE | {"score_function": "sigmoid"}}},
+    "in fp32": {"software": "fsdp2", "performance": {"precision": "fp32", "norm_impl": "composite", "compile": "none"}},
     "norms of all heads together": {"model": HEADS | {"qk_norm": True, "qk_norm_type": "per_layer"}},
 }
 PASSING = {"residual", "add", "concat", "roll", "positions", "cast"}
@@ -167,6 +168,25 @@ def test_sizes_of_elements(name):
     found = {(t.name, t.itemsize) for op in ops_of(name) for t in op.allocates}
     assert {size for _, size in found} <= {1.0, 2.0, 4.0, 8.0, 33 / 32, 9 / 16}
     assert {size for op in ops_of(name) for t in op.allocates if (size := t.grad_itemsize)} <= {2.0, 4.0}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_operands_are_made_before_they_are_read(name):
+    """The input of a part, or a tensor of an op before. An op keeps what it reads, or what was made by then, itself included."""
+    found, parts = parts_of(name)
+    for part, ops in zip((*found.kinds, found.embedding, found.head), parts, strict=True):
+        made = {part.x.name}
+        for op in ops:
+            assert made.issuperset(op.inputs), op.name
+            made |= {t.name for t in op.allocates}
+            assert made.issuperset(op.saves), op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_products_that_quantize_their_operands(name):
+    """In forward, of all recipes torchao's NVFP4 alone; elsewhere casts are kernels of their own."""
+    casts = [op.forward_cast != NO_CAST for op in ops_of(name) if isinstance(op, Gemm) and op.params]
+    assert any(casts) == (name == "nvfp4")
 
 
 @pytest.mark.parametrize("name", JOBS)

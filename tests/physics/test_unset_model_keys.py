@@ -61,6 +61,19 @@ def test_what_is_not_said(of: type[Config], said: dict[str, Any], expected: dict
     assert {key: getattr(found, key) for key in expected} == expected
 
 
+def test_layers_in_letters():
+    """M: Mamba-2 with its own defaults; other letters need none."""
+    assert Model(**MODEL, hybrid_pattern="M-").mamba == Mamba()
+    assert Model(**MODEL, hybrid_pattern="*-").mamba is None
+
+
+@pytest.mark.parametrize(("norm", "kind", "whole"), [(True, "per_layer", True), (True, "per_head", False)])
+def test_norms_of_all_heads_together(norm, kind, whole):
+    """Where there is one, and it is said to cover the layer."""
+    assert Model(**MODEL, qk_norm=norm, qk_norm_type=kind).whole_qk_norm is whole
+    assert Model(**MODEL, qk_norm=False, qk_norm_type=kind).whole_qk_norm is False
+
+
 NO_MOST = None
 
 
