@@ -364,3 +364,12 @@ def test_halves_of_a_chunk():
     assert (whole.half, whole.waits) == ((0.0, 0.0), [])
     assert (parts.half, parts.waits) == ((halves.kept, halves.inputs.bytes), [memories.split_part(layer).kept] * 2)
     assert halves.inputs.bytes > halves.kept > 2 * memories.split_part(layer).kept > 0.0
+
+
+@pytest.mark.parametrize(("stage", "received"), [(0, 512), (1, 0)])
+def test_the_gradient_of_the_last_layers_output(stage, received):
+    """Received from the next stage it lies in the pipeline's buffer; below a head the layer's backward has it."""
+    chunk, found = a_whole_chunk("bf16"), Every()
+    chunk = replace(chunk, chunk=chunk.assembly.stages[stage][0])
+    chunk.backward(Passing("B", fetched=False, held=True, roots=False, gradients=Gradients()), found)
+    assert found.of("backward of mlp")[0] == (2_016.0, 5_000 + 3_060_000 + 900 + 900 - received)
