@@ -298,6 +298,8 @@ def test_a_file_name_reads_one_file_once(monkeypatch):
 def test_unknown_names_tell_near_matches_in_one_line():
     with pytest.raises(ValueError, match=r"^unknown model 'llama3-7b'; did you mean .*'llama3-8b'.* lists them\)$"):
         load_model("llama3-7b")
+    with pytest.raises(ValueError, match=r"did you mean 'chatglm3-6b'\?"):
+        load_model("chat-base")  # words that any family's names have
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ def test_an_updated_parameter_is_rounded_from_a_copy(owned, elements):
     assert [of.update_bytes for of in stage_states(held)] == [4 * 131_072]
     masters = job(on=HOST, dp=2, performance={"cpu_offload": said | {"keep_masters": True}})
     assert staging_bytes(masters, held.counted_params(held.stages[0]), owned) == 0.0
+    # FSDP's parameters go up before each gather, into the shard that is gathered
+    sharded = job("fsdp2", on=HOST, dp=2, performance={"cpu_offload": {"optimizer": 1.0, "params": True}})
+    assert staging_bytes(sharded, held.counted_params(held.stages[0]), owned) == 0.0
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -14,10 +14,10 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.cost.compute import NOTHING, Pass
-from steptime.cost.neighbors import Neighbors, beside_exchanges, with_gaps
+from steptime.cost.neighbors import Neighbors, beside_exchanges, neighbor, with_gaps
 from steptime.cost.part_seconds import add_backward, forward_work
 from steptime.cost.work import Work
-from steptime.model.ops import Comm, Gemm, Op, Param
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param
 from steptime.software.settings import MoeSettings
 from steptime.timing.part_times import pricing
 
@@ -142,3 +142,46 @@ def test_shared_experts_run_beside_exchanges_in_both_directions():
     back = [none, (takes(4.5), takes(3.5)), (takes(9.0), takes(9.0)), (takes(2.5), takes(2.0)), none]
     found = beside_exchanges(ops, ahead, back, {0: 6.0, 4: 3.0}, MoeSettings(shared_expert_overlap=True))
     assert found == Neighbors({0: 4.0, 4: 3.0}, {0: 8.0, 4: 4.5})
+
+
+def test_a_single_exchange_each_way():
+    """Without probabilities: the dispatch has all of the experts' 8 s in forward and 4 s in backward (as above)."""
+    ops = [LAYER[0], LAYER[1], *LAYER[3:]]
+    forward, backward = ([of[0], of[1], *of[3:]] for of in (FORWARD, BACKWARD))
+    found = beside_exchanges(ops, forward, backward, {1: 6.0, 3: 3.0}, MoeSettings())  # type: ignore[arg-type]
+    assert found == ({1: 8.0, 3: 7.0}, {1: 4.0, 3: 3.0})
+
+
+def test_gaps_of_a_part_with_one_kernel():
+    """Of 3 s forward has 1 and backward 2: all of it follows the one kernel of each. A part without kernels has no gaps."""
+    one, none = NOTHING._replace(time_s=5.0, kernels=1.0), NOTHING
+    [forward], [(dgrad, wgrad)] = with_gaps([one], [(one, none)], 3.0)
+    assert (forward.time_s, dgrad.time_s, wgrad.time_s) == (6.0, 7.0, 0.0)
+    assert with_gaps([none], [(none, none)], 3.0) == ([none], [(none, none)])
+
+
+ENTER, LEAVE = (Comm(kind="all_gather", name=region, region=region) for region in ("enter", "leave"))
+PRODUCT, MOVE, CORE = Gemm("product"), Move("move"), Attention("core")
+RING = Comm("ring", kind="send_recv", axis="cp_p2p")
+
+
+@pytest.mark.parametrize(
+    ("ops", "at", "beside"),
+    [
+        ([PRODUCT, ENTER, PRODUCT], 1, 2),
+        ([PRODUCT, ENTER, MOVE, PRODUCT, PRODUCT], 1, 3),
+        ([PRODUCT, ENTER], 1, None),
+        ([PRODUCT, LEAVE, PRODUCT], 1, 0),
+        ([PRODUCT, MOVE, LEAVE, PRODUCT], 2, 0),
+        ([PRODUCT, PRODUCT, MOVE, LEAVE], 3, 1),
+        ([LEAVE, PRODUCT], 0, None),
+        ([PRODUCT, RING, CORE, PRODUCT], 1, 2),
+        ([PRODUCT, CORE, RING], 2, 1),
+        ([PRODUCT, RING], 1, None),
+        ([PRODUCT, Comm("sum", kind="all_reduce"), PRODUCT], 1, None),
+        ([PRODUCT, PRODUCT], 0, None),
+    ],
+)
+def test_what_a_collective_runs_beside(ops, at, beside):
+    """The projection after what is gathered for it, or before what reduces its output; attention beside its ring."""
+    assert neighbor(ops, at) == beside

@@ -285,3 +285,91 @@ def test_a_backward_whose_layers_are_there(dtype, summed, before, layer, sums):
     root = [(0.0, held - 900 + 2 * sums + 100_000 + 200)] if dtype == "fp32" and not summed else []
     assert found.of("backward of a sum of gradients") == [*made, *root]
     assert found.of("backward of e") == [(16.0, held + 2 * sums + 30 - 16)]
+
+
+def prefetching(chunk: ShardedChunk) -> ShardedChunk:
+    """The same with the next two groups gathered ahead."""
+    said = {"reduce_dtype": "bf16", "reshard_after_forward": True, "prefetch": 2}
+    return replace(chunk, assembly=Assembly(chunk.assembly.job.replace(**{"parallelism.fsdp": said})))
+
+
+def test_a_forward_that_prefetches_two_layers():
+    """Flat buffers: the root's 5,000, and both layers' 20,000 from the start. Then a layer's own 10,000 with what is ahead of it:
+    10,000 of the second beside the first's kernels, none beside the second's.
+    """
+    chunk, found = prefetching(a_whole_chunk("bf16")), Every()
+    chunk.forward(Passing("F", fetched=False, held=False, roots=True, gradients=Gradients()), found)
+    assert [(saved, held - 3e6) for saved, held, *_ in found.all] == [
+        (0.0, 5_000 + 20_000 + 25),
+        (16.0, 5_000 + 20_000 + 30_000 + 512),
+        (1_016.0, 30_000 + 700 + 20_000),
+        (1_016.0, 10_000 + 10_000 + 30_000 + 512),
+        (2_016.0, 30_000 + 700 + 10_000),
+        (2_056.0, 10_000 + 75 - 40 + 5_000),
+    ]
+
+
+def test_a_backward_that_prefetches_two_layers():
+    """Output and root, 3,005,000, and the head's gradients, 900. The last layer's parameters, 30,000, come out of a flat buffer
+    of 10,000, with the other layer's 10,000 beside it; its input's 512 lie in the pipeline's buffer. Parameters stay.
+    """
+    chunk, found = prefetching(a_whole_chunk("bf16")), Every()
+    chunk.backward(Passing("B", fetched=False, held=False, roots=False, gradients=Gradients()), found)
+    held = 3_005_000 + 900
+    assert found.of("backward of an all-gather") == [
+        (2_016.0, held + 30_000 + 10_000 + 10_000),
+        (1_016.0, held + 60_000 + 10_000 + 512 + 3_000),
+    ]
+    assert found.of("backward of mlp") == [
+        (2_016.0, held + 30_000 + 10_000 + 900 - 512),
+        (1_016.0, held + 60_000 + 900 + 3_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "summed", "before", "added"),
+    [
+        ("bf16", False, 0, (900 + 3_000, 900 + 6_000)),
+        ("bf16", True, 56_000, (0, 0)),  # added to the sums where they are made
+        ("fp32", True, 112_000, (900 + 3_000, 900 + 6_000)),
+    ],
+)
+def test_gradients_of_weights_come_layer_by_layer(monkeypatch, dtype, summed, before, added):
+    """The first half left 7,000 B, of which the last layer's 200 go after it; the head's gradients, 900, are there at once."""
+    found = Every()
+    monkeypatch.setattr("steptime.fsdp.pipeline_chunks.Moments", lambda _: found)
+    chunk = replace(a_whole_chunk(dtype), half=(7_000.0, 9_000.0), waits=[100.0, 200.0])
+    chunk.worst(Passing("W", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed)))
+    held = 3_060_000 + before
+    assert found.of("gradients of the weights") == [(7_000.0, held + added[0]), (6_800.0, held + added[1])]
+
+
+def test_a_first_layer_reads_the_pipelines_buffer():
+    """Of two equal layers on the last stage the first keeps 8 * 128 values in bf16 less; a chunk of a head alone has no layer."""
+    assembly = Assembly(job("fsdp2", dp=2, pp=2, model={"n_layers": 4}, fsdp={"reduce_dtype": "bf16"}))
+    memories, [chunk] = PartMemories(assembly), assembly.stages[1]
+    first, second = (of.memory for of in chunk_bytes(assembly, chunk, memories, memories, split=False).layers)
+    assert [second.saved - first.saved, second.forward.bytes - first.forward.bytes] == [2_048, 2_048]
+    assert second.backward.bytes - first.backward.bytes == 2_048
+    bare = chunk._replace(runs=())
+    assert chunk_bytes(assembly, bare, memories, memories, split=False).layers == []
+
+
+def test_halves_of_a_chunk():
+    """What the first half of a split backward leaves, and its peak, of the chunk; what it leaves of each of its two layers."""
+    assembly = Assembly(job("fsdp2", dp=2, pp=2, model={"n_layers": 4}, fsdp={"reduce_dtype": "bf16"}))
+    memories, [chunk] = PartMemories(assembly), assembly.stages[1]
+    whole, parts = (chunk_bytes(assembly, chunk, memories, memories, split=split) for split in (False, True))
+    halves, [layer] = memories.split(chunk), assembly.kinds
+    assert (whole.half, whole.waits) == ((0.0, 0.0), [])
+    assert (parts.half, parts.waits) == ((halves.kept, halves.inputs.bytes), [memories.split_part(layer).kept] * 2)
+    assert halves.inputs.bytes > halves.kept > 2 * memories.split_part(layer).kept > 0.0
+
+
+@pytest.mark.parametrize(("stage", "received"), [(0, 512), (1, 0)])
+def test_the_gradient_of_the_last_layers_output(stage, received):
+    """Received from the next stage it lies in the pipeline's buffer; below a head the layer's backward has it."""
+    chunk, found = a_whole_chunk("bf16"), Every()
+    chunk = replace(chunk, chunk=chunk.assembly.stages[stage][0])
+    chunk.backward(Passing("B", fetched=False, held=True, roots=False, gradients=Gradients()), found)
+    assert found.of("backward of mlp")[0] == (2_016.0, 5_000 + 3_060_000 + 900 + 900 - received)

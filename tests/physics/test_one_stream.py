@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from steptime.schedule import walk
+from steptime.schedule.actions import Action
 from steptime.schedule.graph import graph
+from steptime.schedule.one_stream import _turns
 from steptime.schedule.sharded import Around
 from steptime.schedule.stage_exchange import exchange_of, exchanged_run
 
@@ -99,3 +101,38 @@ def test_gathers_are_waited_for_and_reductions_come_after_sends():
     both = exchanged_run("one_stream", found, what, costs, [0.0] * 5, gathers | {last: Around(0.0, (), 10.0)})
     assert both[1][found.stages[0][-1]] == alone[1][found.stages[0][-1]]
     assert both[1][last] == alone[1][last] + 10.0
+
+
+def test_rounds_in_which_a_stage_lists_nothing():
+    """Four chunks on one stage, forward then back (schedules.py, _add_unshard_reshard and _add_reduce_grad), three at once.
+
+    Chunks 0, 1 and 2 are gathered; before the second forward 0 is freed and 3 gathered. Every backward is followed by its
+    reduction; before the second 3 is freed and 0 gathered, then 2 and 1 are freed.
+    """
+    actions = (*(Action("F", 0, chunk) for chunk in range(4)), *(Action("B", 0, chunk) for chunk in (3, 2, 1, 0)))
+    none = None
+    assert _turns(actions, [10, 11, 12, 13, 14, 15, 16, 17]) == [
+        none, none, none, 10, none, none, 11, 12, 13,
+        14, none, none, none, 15, none, none, 16, none, none, 17, none,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "expected"),
+    [("interleaved", 2, "one_stream"), ("1f1b", 2, "one_stream"), ("interleaved", 1, "free"), ("gpipe", 2, "free")],
+)
+def test_schedules_that_exchanges_hold_up(schedule, vpp, expected):
+    """1F1B of several chunks; others send each output as it is ready."""
+    assert exchange_of("one_stream", schedule, vpp) == expected
+
+
+@pytest.mark.parametrize(("exchange", "end"), [("one_stream", 6.0), ("time_steps", 16.0)])
+def test_what_an_action_takes_longer(exchange, end):
+    """The first forward of 1 s takes 5 s more, and the stage 10 s more before it goes on. On one stream the output is sent before
+    these, in time steps after.
+    """
+    found, what, costs = graph("interleaved", 2, 2, 2), (2, 2, 2, None), [1.0] * 4 + [2.0] * 4
+    first, second = found.stages[0][:2]
+    begun, done = exchanged_run(exchange, found, what, costs, [0.0] * 5, {first: Around(5.0, (), 10.0)})
+    assert (begun[first], begun[second], done[first]) == (0.0, 16.0, 16.0)
+    assert begun[found.stages[1][0]] == end

@@ -38,6 +38,20 @@ def test_outputs_gradients_of_ops_with_parameters_stay():
     )
 
 
+def test_the_first_half_makes_no_gradient_of_weights():
+    """The same where b has a parameter too: dz stays, so that dx makes 60 + 5 + 30 + 20 + 10 B at a. 115 B stay."""
+    ops = [OPS[0], replace(OPS[1], params=(Param("u", (4,)),)), OPS[2]]
+    assert walk_split(ops, X, "o", AUTOGRAD._replace(weight_grad_itemsize=2.0)) == SplitMemory(
+        115.0, Peak(125.0, "a"), 14.0
+    )
+
+
+def test_a_part_without_weights_has_no_second_half():
+    """b alone keeps y, 20 B; dz has 30 and dy 20."""
+    found = walk_split([OPS[1]], Tensor("y", 20, 1.0), "z", AUTOGRAD._replace(weight_grad_itemsize=2.0))
+    assert (found.inputs.bytes, found.weights) == (20 + 30 + 20, 0.0)
+
+
 @pytest.fixture
 def memories() -> PartMemories:
     """Of two stages of two layers each; halves of the embedding keep 1 B, of a layer 10 B, of the head 100 B."""

@@ -168,6 +168,53 @@ def test_ends_of_blocks_of_flat_buffers():
     assert block_rest_bytes(assembly, assembly.stages[0], [both]) == (0.5 + 0.5 + 0.25) * mib
 
 
+def test_ends_of_blocks_of_parameters_in_bf16():
+    """ZeRO 0, 47,104 words of 128 values: 11.5 of 12 MiB in bf16; 23 of 24 in fp32, the master and both moments: 3.5 MiB, twice.
+    All 12,386,944 elements have 49,547,776 B of gradients, of 48 MiB.
+    """
+    assembly = Assembly(job(on=machine(compute_capability=9.0), model={"vocab_sz": 47_104}, zero_level=0))
+    rest = 48 * 2**20 - 49_547_776
+    assert block_rest_bytes(assembly, assembly.stages[0], []) == 7 * 2**20 + rest
+
+
+def test_ends_of_blocks_of_two_chunks():
+    """The embedding and the first layer: 3.5 MiB as above, and 24,773,632 B of gradients of 24 MiB. The third has no end."""
+    layout = {"pp": 2, "vpp": 2, "microbatches": 2, "zero_level": 0}
+    assembly = Assembly(job(on=machine(compute_capability=9.0), model={"vocab_sz": 47_104, "n_layers": 4}, **layout))
+    rest = 24 * 2**20 - 24_773_632
+    assert block_rest_bytes(assembly, assembly.stages[0], []) == 3.5 * 2**20 + rest
+
+
+def test_ends_of_blocks_of_experts():
+    """Gate and up of an expert, 2 * 11,776 * 128 elements, are 11.5 of 12 MiB in fp32, three times; two experts in each of two
+    layers. All others are shorter than 10 MiB; the gradients' 70.5 MiB leave more than 1 of 72.
+    """
+    moe = {"n_experts": 2, "expert_inter_sz": 11_776, "experts_per_token": 1}
+    assembly = Assembly(job(on=machine(compute_capability=9.0), model={"moe": moe}, zero_level=0))
+    assert block_rest_bytes(assembly, assembly.stages[0], []) == 2 * 2 * 3 * 0.5 * 2**20
+
+
+LEAVES_ENDS = {"vocab_sz": 26_880}
+"""7,209,600 elements, which is a multiple of 128: in fp32 28,838,400 B of 28 MiB, in bf16 14,419,200 of 14."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "software", "performance", "bytes_"),
+    [
+        (9.0, "megatron-core", {}, 42 * 2**20 - 28_838_400 - 14_419_200),
+        (9.0, "megatron-core", {"expandable_segments": True}, 0),
+        (None, "megatron-core", {}, 0),
+        (9.0, "nanotron", {}, 0),  # its buffers are not padded
+        (9.0, "torch", {}, 0),
+    ],
+)
+def test_whose_blocks_have_ends(capability, software, performance, bytes_):
+    """Buckets that are not cut yet are those of the layout."""
+    on = machine(compute_capability=capability)
+    assembly = Assembly(job(software, on=on, model=LEAVES_ENDS, performance=performance, dp=2, zero_level=1))
+    assert block_rest_bytes(assembly, assembly.stages[0], []) == bytes_
+
+
 @pytest.mark.parametrize(
     ("runs", "sharded", "expected"),
     [
@@ -256,6 +303,8 @@ def test_ends_of_blocks_as_states_are_made_one_by_one(level, master, bytes_):
         (9.0, "megatron-core", {"expandable_segments": True}, 1, False),
         (9.0, "megatron-core", {}, 2, False),
         (9.0, "torch", {}, 0, False),
+        (9.0, "nanotron", {}, 1, False),  # gradients stay, in buffers that are not padded
+        (9.0, "megatron-core", {"optimizer": "muon"}, 0, False),  # states that depend on a tensor's shape
     ],
 )
 def test_where_the_blocks_of_states_are_known(capability, software, performance, level, known):

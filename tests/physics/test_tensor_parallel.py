@@ -154,3 +154,13 @@ def test_dtensor_copies_a_collective_of_several_sequences():
         add_backward(back, ops, 0, [(NOTHING, NOTHING)], context)
         assert back.memory_s == forward_work(ops, [NOTHING], context, [0]).memory_s == seconds
         assert back.calls[0].kind == "reduce_scatter"
+
+
+@pytest.mark.parametrize(("axis", "how"), [("tp", "blocks"), ("ep", "none")])
+def test_collectives_that_nothing_copies(axis, how):
+    """Compiled kernels read them in order; other axes carry no sequence."""
+    on = machine(memory=1.0, kernels={"move_kernel_s": 0.5})
+    said = {"batch": 2, "performance": {"compile": how}}
+    context = pricing(job("torch", on=on, model={"n_q_heads": 2}, tp=2, sp=True, **said)).context
+    op = Comm("gather", kind="all_gather", backward="reduce_scatter", axis=axis, bytes=8.0, joined=True)
+    assert context.reorder_s(op, "all_gather", 8.0) == 0.0

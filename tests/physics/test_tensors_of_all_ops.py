@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from statistics import fmean
 
 import pytest
 from physics_jobs import job
 
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op
+from steptime.model.ops import NO_CAST, Attention, Comm, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 
 MOE = {"n_experts": 8, "expert_inter_sz": 192, "experts_per_token": 2, "shared_expert_inter_sz": 64}
@@ -106,6 +107,9 @@ JOBS = {
     "a deeper prediction in fp8": FP8 | {"model": {"mtp": 1}},
     "latent experts in fp8": FP8 | {"model": {"moe": MOE | {"latent_sz": 64}}},
     "a loss in place": {"software": "fsdp2", "performance": {"loss_impl": "in_place"}},
+    "sigmoid": {"model": {"moe": MOE | {"score_function": "sigmoid", "expert_bias": True}}},
+    "sigmoid of torchtitan": {"software": "torchtitan", "model": {"moe": MOE | {"score_function": "sigmoid"}}},
+    "in fp32": {"software": "fsdp2", "performance": {"precision": "fp32", "norm_impl": "composite", "compile": "none"}},
     "norms of all heads together": {"model": HEADS | {"qk_norm": True, "qk_norm_type": "per_layer"}},
 }
 PASSING = {"residual", "add", "concat", "roll", "positions", "cast"}
@@ -136,7 +140,7 @@ SAME_SIZE = {
 @cache
 def parts_of(name: str) -> tuple[Assembly, tuple[tuple[Op, ...], ...]]:
     """A job of `JOBS` and the ops of each of its parts."""
-    said = dict(JOBS[name])
+    said = {"seqlen": 48} | JOBS[name]  # so that no number of tokens is a number's size
     if "on" in said:
         said["on"] = Machine.load(said["on"])
     found = Assembly(job(**said))
@@ -164,6 +168,25 @@ def test_sizes_of_elements(name):
     found = {(t.name, t.itemsize) for op in ops_of(name) for t in op.allocates}
     assert {size for _, size in found} <= {1.0, 2.0, 4.0, 8.0, 33 / 32, 9 / 16}
     assert {size for op in ops_of(name) for t in op.allocates if (size := t.grad_itemsize)} <= {2.0, 4.0}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_operands_are_made_before_they_are_read(name):
+    """The input of a part, or a tensor of an op before. An op keeps what it reads, or what was made by then, itself included."""
+    found, parts = parts_of(name)
+    for part, ops in zip((*found.kinds, found.embedding, found.head), parts, strict=True):
+        made = {part.x.name}
+        for op in ops:
+            assert made.issuperset(op.inputs), op.name
+            made |= {t.name for t in op.allocates}
+            assert made.issuperset(op.saves), op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_products_that_quantize_their_operands(name):
+    """In forward, of all recipes torchao's NVFP4 alone; elsewhere casts are kernels of their own."""
+    casts = [op.forward_cast != NO_CAST for op in ops_of(name) if isinstance(op, Gemm) and op.params]
+    assert any(casts) == (name == "nvfp4")
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -289,10 +312,35 @@ def test_rows_are_summed_over_ranks_in_the_routers_dtype(dtype, changed):
 
 
 def test_what_attention_gathers_over_ranks():
-    """8 tokens. Of the key's latent the part of 64 with positions, one head for all; with more ranks than keys all heads, 4 of
-    queries and 2 each of keys and values, of 32.
+    """48 tokens. Of the key's latent the part of 64 with positions, one head for all; of 8 tokens, with more ranks than keys,
+    all heads, 4 of queries and 2 each of keys and values, of 32.
     """
     latent = {op.name: op for op in ops_of("latents split")}["attn.k_rope"]
-    assert [t.elements for t in latent.outputs] == [8 * 64]
+    assert [t.elements for t in latent.outputs] == [48 * 64]
     spread = {op.name: op for op in Assembly(job(model=HEADS, tp=4)).kinds[0].ops}["attn.spread"]
     assert [t.elements for t in spread.outputs] == [8 * (4 + 2 * 2) * 32]
+
+
+@pytest.mark.parametrize(("name", "delta"), [("linear", 9_216 + 1_152), ("Kimi's", 9_216 + 1_152), ("lightning", 0)])
+def test_flops_of_linear_attention(name, delta):
+    """Of a token and head, keys and values of 24, in chunks of 64: 2 * 64 * 48 for Q K^T and its product with V, 4 * 24 * 24 into
+    and out of states; with the delta rule 2 * 64 * 72 and 2 * 24 * 24 more. 48 tokens, 4 heads.
+    """
+    [found] = {op.flops for op in ops_of(name) if isinstance(op, Chunked)}
+    assert found == 48 * 4 * (6_144 + 2_304 + delta)
+
+
+@pytest.mark.parametrize(
+    ("name", "slower", "backward"),
+    [
+        ("linear", [1.0], [2.7, 2.5, 2.8]),
+        ("Kimi's", [1.82, 1.78, 1.51, 1.58], [2.7, 2.5, 2.8]),
+        ("lightning", [1.0], [2.3, 1.7, 2.5]),
+    ],
+)
+def test_measured_times_of_linear_attention(name, slower, backward):
+    """Means: KDA's forward beside Gated DeltaNet's (MoonshotAI/FlashKDA README), backward beside forward (benchmarks of
+    fla-org/flash-linear-attention).
+    """
+    [found] = {(op.slowness, op.backward_times) for op in ops_of(name) if isinstance(op, Chunked)}
+    assert found == (pytest.approx(fmean(slower), rel=0.05), pytest.approx(fmean(backward), rel=0.05))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from physics_jobs import job, machine
 
 from steptime import estimate
 from steptime.cost.nodes import IDLE_SHARE
+from steptime.cost.work import Work
 from steptime.hardware.machine import Machine
+from steptime.job.assembly import Assembly
+from steptime.timing.node_waits import beside_the_host
 
 NODE = 0.001
 FORWARD, BACKWARD = 7 * 5 + 2 * 4 + 21.5 + 7 + 2 + 2, 7 * 7 + 2 * 4 + 21.5 + 8 + 3 + 5
@@ -103,3 +107,16 @@ def test_communication_passes_while_the_device_waits(slow):
     longer = max(steps[1e30, "simplified"], steps[slow, "none"])
     assert steps[slow, "none"] > 0.001
     assert steps[slow, "simplified"] == pytest.approx(longer, rel=1e-3)
+
+
+@pytest.mark.parametrize(("graph", "exposed", "left"), [("simplified", 60, 3), ("traced", 50, 0), ("none", 60, 60)])
+def test_waits_of_a_step(graph, exposed, left):
+    """Two layers wait 3 s in forward and 4 s in backward, five replays 1 s: 19 s, and 57 s of three micro-batches. What a layer's
+    last work takes, after the micro-batches, is not beside them.
+    """
+    plan = job("fsdp2", on=on(), performance={"step_graph": graph}, dp=2, microbatches=3)
+    layer = tuple(Work(host_s=seconds) for seconds in (3.0, 4.0, 100.0))
+    parts: Any = SimpleNamespace(
+        works=lambda _: [(2, "layer")], of={"layer": layer}, replays=lambda _: [(5, "layer", Work(host_s=1.0))]
+    )
+    assert beside_the_host(Assembly(plan), parts, float(exposed)) == left
