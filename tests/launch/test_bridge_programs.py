@@ -69,6 +69,46 @@ def test_settings_of_a_file_are_asked_for(tmp_path: Path) -> None:
     assert line == "line 26 changes the config in a way that is not read; give the log that prints the job's config"
 
 
+OWN = """\
+    def shorter(job):
+        job.model.num_layers = 4
+
+    def thinner(model):
+        model.hidden_size = 512
+
+"""
+
+
+def with_statement(statement: str) -> str:
+    return PROGRAM.replace("    def low():", f"{OWN}    def low():").replace("print(job)", statement)
+
+
+def test_a_function_of_the_program_that_changes_the_config_is_followed(tmp_path: Path) -> None:
+    plan = written(tmp_path, "run.py", with_statement("shorter(job)")).config
+    assert plan["model"] == {"preset": "llama3-8b", "n_layers": 4}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "thinner(job.model)",
+        "model = job.model; thinner(model)",
+        "elsewhere(job.model)",
+        'shorter(job) if os.environ.get("SMALL") == "1" else None',
+    ],
+)
+def test_a_section_that_is_given_away_is_asked_for(tmp_path: Path, statement: str) -> None:
+    """What a function does to a section, or to the config in a condition, is not followed."""
+    (line,) = asked(tmp_path, "run.py", with_statement(statement))
+    assert line.endswith("changes the config in a way that is not read; give the log that prints the job's config")
+
+
+def test_a_condition_on_the_environment_is_unknown(tmp_path: Path) -> None:
+    text = with_statement('if os.environ.get("SMALL"): job.model.num_layers = 4')
+    (line,) = asked(tmp_path, "run.py", text)
+    assert line.startswith("model.num_layers is computed (4 if os.environ.get('SMALL'))")
+
+
 def test_a_model_that_a_recipe_changes(tmp_path: Path) -> None:
     """Qwen3 4B has 36 layers, a hidden size of 2,560 and one weight for embedding and head."""
     plan = written(tmp_path, "own.py", RECIPE % 512).config
