@@ -131,14 +131,18 @@ _CASTS: dict[str, Callable[..., Any]] = {
 """Python's own functions of plain values, by name."""
 
 
+_ENVIRONMENT = {"os.environ.get", "os.getenv"}
+
+
 def is_cast(called: str) -> bool:
-    """Whether a call is of one of `cast`'s functions."""
-    return called in _CASTS
+    """Whether a call is of one of `cast`'s functions: those of plain values, and those of the environment."""
+    return called in _CASTS or called in _ENVIRONMENT
 
 
 def cast(called: str, node: ast.Call, args: list[Any]) -> Any:
     """The result of Python's own function where all of its arguments are known plain values."""
-    if not all(isinstance(item, int | float | str) for item in args) or any(len(str(item)) > _DIGITS for item in args):
+    plain = all(isinstance(item, int | float | str) for item in args)
+    if called in _ENVIRONMENT or not plain or any(len(str(item)) > _DIGITS for item in args):
         return computed(node)
     try:
         return _CASTS[called](*args)

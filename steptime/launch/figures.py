@@ -69,8 +69,9 @@ class Figures:
         key, (tp, pp, cp) = self.figures["@micro"], (degrees[axis] for axis in ("tp", "pp", "cp"))
         micro = self.keys.number(key) * tp * cp
         if not micro.is_integer() or micro < 1:
-            fix = f"must be a whole number of sequences on the {tp * cp} devices that share a sequence"
-            raise self.keys.error(key, f"{fix} (got {micro:g})")
+            alone = "each device, since no tensor or context parallelism shares one"
+            group = f"the {tp * cp} devices that share a sequence" if tp * cp > 1 else alone
+            raise self.keys.error(key, f"must be a whole number of sequences on {group} (got {micro:g})")
         return int(micro), (self.whole("@steps") or 1) * pp
 
     def listed(self) -> int | None:

@@ -169,7 +169,7 @@ _COST_SECTION = re.compile(r"(?:^|[._])(?:attention|attn|moe|experts?|mamba|mlp|
 _NO_COST = re.compile(
     r"(?:^|_)(?:lr|log|logging|wandb|tensorboard|save|load|path|paths|dir|file|files|folder|name|names|project|seed|data|dataset|eval|val|valid\w*"
     r"|test|tokenizer|profil\w*|decay|warmup|beta\d?|eps|epsilon|init|print|dump|debug|timeout|iters|steps|interval|url|key(?!_value_heads)"
-    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname|learning|measure|procs?|workers?|threads?)(?:_|$)"
+    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname|learning|measure|procs?|workers?|threads?|fault|retr(?:y|ies))(?:_|$)"
     r"|(?:^|_)(?:rope|rotary|yarn)_\w*(?:scaling|theta|base|factor|timescale|freq|beta|original|positional)"
 )
 """Words in a key's name that refer to something irrelevant."""

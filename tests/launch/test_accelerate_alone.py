@@ -32,6 +32,12 @@ def test_all_that_it_lacks_is_asked_for_at_once(tmp_path):
     assert (found.zero_level, found.parallelism.dp) == (2, 8)
 
 
+def test_its_no_is_its_default(tmp_path):
+    """accelerate takes "no" where nothing is said, and bf16 of TrainingArguments overrides both (__post_init__)."""
+    (line,) = problems(tmp_path, config("FSDP", "num_processes: 8", "mixed_precision: 'no'"), **SAID)
+    assert line.endswith("leaves the precision to its program; add --set performance.precision=bf16")
+
+
 def test_replicas_that_it_states_are_not_asked_for(tmp_path):
     """MULTI_GPU is DDP: that 16 bytes x 8.0e9 parameters do not fit on an H100 is the answer, not a question."""
     found = job(tmp_path, "accelerate.yaml", config("MULTI_GPU", "mixed_precision: bf16"), **SAID)
@@ -69,6 +75,8 @@ def test_maxtexts_batch_is_that_of_each_device(tmp_path, share, gbs):
     text = f"model_name: llama2-7b\nper_device_batch_size: {share}\nmax_target_length: 512\nici_fsdp_parallelism: 1\n"
     found = job(tmp_path, "job.yml", f"{text}ici_tensor_parallelism: 8\n")
     assert (found.data.gbs, found.data.microbatch_sz, found.parallelism.dp) == (gbs, gbs, 1)
+    with pytest.raises(ConfigError, match=r"whole number of sequences on each device, since .*\(got 0\.5\)"):
+        job(tmp_path, "job.yml", text.replace(share, "0.5"), devices=8)
     with pytest.raises(ConfigError, match=r"whole number of sequences on the 4 devices .*\(got 0\.5\)"):
         job(tmp_path, "job.yml", f"{text.replace(share, '0.125')}ici_tensor_parallelism: 4\n")
 
@@ -77,3 +85,10 @@ def test_arguments_as_indented_json(tmp_path):
     said = {"model_name_or_path": "gpt2", "per_device_train_batch_size": 4, "max_seq_length": 512, "bf16": True}
     text = json.dumps(said, indent=4)
     assert job(tmp_path, "args.json", text).data.microbatch_sz == 4
+
+
+def test_arguments_of_llamafactory_as_indented_json(tmp_path):
+    """Its names go before those that it shares with Hugging Face's Trainer, as in its YAML."""
+    said = {"stage": "sft", "finetuning_type": "full", "model_name_or_path": "gpt2", "per_device_train_batch_size": 4}
+    text = json.dumps(said | {"cutoff_len": 512, "bf16": True}, indent=4)
+    assert job(tmp_path, "args.json", text).data.seqlen == 512

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_files_of_forks import asked, written
+from test_files_of_forks import SETS, asked, written
+
+from steptime.launch.reading import to_job
 
 PROGRAM = """\
     import argparse
@@ -67,6 +69,46 @@ def test_settings_of_a_file_are_asked_for(tmp_path: Path) -> None:
     assert line == "line 26 changes the config in a way that is not read; give the log that prints the job's config"
 
 
+OWN = """\
+    def shorter(job):
+        job.model.num_layers = 4
+
+    def thinner(model):
+        model.hidden_size = 512
+
+"""
+
+
+def with_statement(statement: str) -> str:
+    return PROGRAM.replace("    def low():", f"{OWN}    def low():").replace("print(job)", statement)
+
+
+def test_a_function_of_the_program_that_changes_the_config_is_followed(tmp_path: Path) -> None:
+    plan = written(tmp_path, "run.py", with_statement("shorter(job)")).config
+    assert plan["model"] == {"preset": "llama3-8b", "n_layers": 4}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "thinner(job.model)",
+        "model = job.model; thinner(model)",
+        "elsewhere(job.model)",
+        'shorter(job) if os.environ.get("SMALL") == "1" else None',
+    ],
+)
+def test_a_section_that_is_given_away_is_asked_for(tmp_path: Path, statement: str) -> None:
+    """What a function does to a section, or to the config in a condition, is not followed."""
+    (line,) = asked(tmp_path, "run.py", with_statement(statement))
+    assert line.endswith("changes the config in a way that is not read; give the log that prints the job's config")
+
+
+def test_a_condition_on_the_environment_is_unknown(tmp_path: Path) -> None:
+    text = with_statement('if os.environ.get("SMALL"): job.model.num_layers = 4')
+    (line,) = asked(tmp_path, "run.py", text)
+    assert line.startswith("model.num_layers is computed (4 if os.environ.get('SMALL'))")
+
+
 def test_a_model_that_a_recipe_changes(tmp_path: Path) -> None:
     """Qwen3 4B has 36 layers, a hidden size of 2,560 and one weight for embedding and head."""
     plan = written(tmp_path, "own.py", RECIPE % 512).config
@@ -79,3 +121,42 @@ def test_a_model_that_a_recipe_changes(tmp_path: Path) -> None:
 def test_a_size_that_is_computed_is_asked_for(tmp_path: Path, value: str, code: str) -> None:
     (line,) = asked(tmp_path, "own.py", RECIPE % value)
     assert line.startswith(f"model.hidden_size is computed ({code}); add --set model.hidden_sz=N")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("num_moe_experts = 8", "gated_linear_unit = False", "add_bias_linear = True"),
+        *("normalization = 'LayerNorm'", "window_size = (512, 0)", "multi_latent_attention = True"),
+    ],
+)
+def test_another_kind_of_model_than_the_recipes_is_refused(tmp_path: Path, said: str) -> None:
+    """Qwen3 4B: dense, gated, without bias, RMSNorm, grouped heads over the whole sequence (Hugging Face config.json)."""
+    text = (RECIPE % 512).replace("num_layers = 4", said)
+    (line,) = asked(tmp_path, "own.py", text)
+    assert line.startswith(f"model.{said.partition(' ')[0]}: another kind of model than qwen3-4b (got ")
+    assert line.endswith("; add --set model=NAME, or --set model.hf=CONFIG.json")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    for key, given in (("model", "qwen3-4b"), ("model.hf", "config.json")):
+        assert "model" in written(tmp_path, "own.py", text, **{key: given}).config
+
+
+def test_fields_that_are_as_the_recipe_has_them(tmp_path: Path) -> None:
+    same = "normalization = 'RMSNorm'; config.model.gated_linear_unit = True; config.model.window_size = None"
+    plan = written(tmp_path, "own.py", (RECIPE % 512).replace("num_layers = 4", same)).config
+    assert plan["model"] == {"preset": "qwen3-4b", "hidden_sz": 512, "tie_embeddings": False}
+
+
+def test_experts_that_a_recipe_changes(tmp_path: Path) -> None:
+    """Qwen3 30B-A3B has 128 experts of width 768, 8 for each token, in all of its 48 layers."""
+    text = (RECIPE % 512).replace("4b", "30b_a3b")
+    fewer = "num_moe_experts = 64; config.model.moe_router_topk = 4; config.model.mtp_num_layers = 1"
+    given = {"data.gbs": 8, "data.seqlen": 512, "data.microbatch_sz": 1, "parallelism.dp": 8}
+    reading = written(tmp_path, "own.py", text.replace("num_layers = 4", fewer), **given)
+    model = to_job(reading, SETS | given).model
+    assert model.moe is not None
+    assert (model.moe.n_experts, model.moe.experts_per_token, model.moe.expert_inter_sz, model.mtp) == (64, 4, 768, 1)
+    (line,) = asked(
+        tmp_path, "own.py", text.replace("num_layers = 4", f"moe_layer_freq = {[0] * 4 + [1] * 44}"), **given
+    )
+    assert "model.moe_layer_freq" in line

@@ -156,3 +156,29 @@ def test_a_tokenizer_by_its_path(tmp_path):
     assert public.model.vocab_sz == 32000
     told = problem_of(tmp_path, "--tokenizer-type SentencePieceTokenizer --tokenizer-path own_32k_v2.model")
     assert told.endswith("vocabulary size unknown; add --set model.vocab_sz=N")
+
+
+@pytest.mark.parametrize(
+    "flag", ["--no-delay-grad-reduce", "--fault-injector-delay-start-iteration 3", "--retry-delay 3"]
+)
+def test_delays_that_are_no_part_of_a_step(tmp_path, flag):
+    """Megatron-Core 0.4 to 0.8 has --no-delay-grad-reduce; the others are of faults and of starting again."""
+    assert job_of(tmp_path, f"{GPT2} {flag}").parallelism == job_of(tmp_path, GPT2).parallelism
+
+
+@pytest.mark.parametrize("flag", ["--nnodes <N>", "--nnodes=<N>", "--nnodes $N"])
+def test_nodes_that_are_to_be_filled_in_are_asked_for(tmp_path, flag):
+    """torchrun's default of one node is for a command without the option."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"N=<number of nodes>\n{RUN.replace('--nnodes 1', flag)} {GPT2}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--nnodes: <.* is to be filled in; add --set parallelism.dp=N"):
+        to_job(read("megatron", str(path), HARDWARE), HARDWARE)
+
+
+def test_the_half_precision_of_a_ds_config_alone(tmp_path):
+    """DeepSpeed casts the module although no flag of the program names a half precision."""
+    (tmp_path / "ds.json").write_text(json.dumps({"fp16": {"enabled": True}, "train_batch_size": 8}), encoding="utf-8")
+    path = tmp_path / "run.sh"
+    flags = f"{GPT2} --deepspeed --deepspeed_config ds.json"
+    path.write_text(f"{RUN.replace(' --bf16', '')} {flags}\n", encoding="utf-8")
+    assert to_job(read("megatron", str(path), HARDWARE), HARDWARE).performance.precision == "fp16"

@@ -52,6 +52,13 @@ def test_a_class_with_sizes_of_its_own(tmp_path: Path) -> None:
     assert (plan["model"]["n_layers"], plan["model"]["inter_sz"], plan["model"]["glu"]) == (32, 11008, True)
 
 
+def with_class(own: str, made: str) -> str:
+    """The program with a class before its functions, of which it makes its config."""
+    old = PROGRAM[PROGRAM.index("llm.GPTConfig(") : PROGRAM.index(")\n        model")]
+    before = textwrap.indent(textwrap.dedent(own), "    ")
+    return PROGRAM.replace(old, made).replace("    def options", f"{before}\n    def options")
+
+
 def test_a_class_of_its_own(tmp_path: Path) -> None:
     """Over Llama3Config (nemo/collections/llm/gpt/model/llama.py): a gated MLP, RMSNorm and 8 groups."""
     own = """\
@@ -62,16 +69,27 @@ def test_a_class_of_its_own(tmp_path: Path) -> None:
             num_attention_heads: int = 16
             ffn_hidden_size: int = %s
     """
-    old = PROGRAM[PROGRAM.index("llm.GPTConfig(") : PROGRAM.index(")\n        model")]
-    text = PROGRAM.replace(old, "Small(hidden_size=1024").replace(
-        "    def options", textwrap.indent(textwrap.dedent(own), "    ") + "\n    def options"
-    )
+    text = with_class(own, "Small(hidden_size=1024")
     model = written(tmp_path, "run.py", text % 1408).config["model"]
     assert {key: model[key] for key in ("n_layers", "hidden_sz", "inter_sz", "n_kv_heads", "glu", "norm")} == {
         "n_layers": 4, "hidden_sz": 1024, "inter_sz": 1408, "n_kv_heads": 8, "glu": True, "norm": "rmsnorm",
     }  # fmt: skip
     (line,) = asked(tmp_path, "run.py", text % "4 * width()")
     assert line == "line 11: ffn_hidden_size is computed; add --set model=NAME"
+    assert written(tmp_path, "run.py", text % "4 * width()", model="llama3-8b").config["model"] == "llama3-8b"
+
+
+def test_a_class_of_its_own_that_sets_nothing(tmp_path: Path) -> None:
+    """Only a dataclass has fields of its own: Python's other classes keep the __init__ of their base, and its defaults."""
+    own = "class Small(llm.Llama2Config7B):\n    num_layers: int = 4\n"
+    assert written(tmp_path, "run.py", with_class(own, "Small(")).config["model"]["n_layers"] == 32
+    assert written(tmp_path, "run.py", with_class(f"@dataclass\n{own}", "Small(")).config["model"]["n_layers"] == 4
+
+
+def test_a_class_of_its_own_whose_code_sets_fields(tmp_path: Path) -> None:
+    own = "@dataclass\nclass Small(llm.Llama2Config7B):\n    def __post_init__(self):\n        self.num_layers = 4\n"
+    (line,) = asked(tmp_path, "run.py", with_class(own, "Small("))
+    assert line == "line 8: __post_init__ sets fields; add --set model=NAME"
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,16 @@ def test_a_debugmodel_of_before_02_is_asked_for(tmp_path: Path) -> None:
         read("auto", str(config), HARDWARE)
 
 
+def test_a_debugmodel_of_02_with_names_that_were_renamed_later(tmp_path: Path) -> None:
+    """v0.2.0 has training.seed and training.deterministic, and a debugmodel of 6 layers and 2,048 entries."""
+    config = tmp_path / "debug.toml"
+    config.write_text(
+        OF_FAMILY.format("llama3", "debugmodel", "seed = 42\ndeterministic = false\nlocal_batch_size = 8")
+    )
+    model = to_job(read("auto", str(config), HARDWARE), HARDWARE).model
+    assert (model.n_layers, model.vocab_sz) == (6, 2048)
+
+
 def test_emulated_float8_is_not_counted_as_fast(tmp_path: Path) -> None:
     config = tmp_path / "job.toml"
     text = OF_FAMILY.format("llama3", "8B", "local_batch_size = 1").replace(
@@ -119,3 +129,5 @@ def test_emulated_float8_is_not_counted_as_fast(tmp_path: Path) -> None:
     config.write_text(f"{text}[quantize.linear.float8]\nemulate = true\n")
     refused = read("auto", str(config), HARDWARE).of("unmodeled")
     assert [flag.name for flag in refused] == ["quantize.linear.float8.emulate"]
+    config.write_text(config.read_text().replace("converters", "# converters"))
+    assert read("auto", str(config), HARDWARE).of("unmodeled") == []

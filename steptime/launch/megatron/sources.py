@@ -153,7 +153,7 @@ def _from_words(
 
 
 def _put_engine(keys: JobKeys, beside: Beside | None) -> None:
-    """What a ds_config says; a problem where it names another half precision than the flags.
+    """What a ds_config says, with its half precision; a problem where that is another one than the flags'.
 
     DeepSpeed casts the module to its own (deepspeedai/DeepSpeed runtime/engine.py, _configure_distributed_model).
     """
@@ -161,9 +161,13 @@ def _put_engine(keys: JobKeys, beside: Beside | None) -> None:
     for what in extras.beyond:
         keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
     for half, other in (("fp16", "bf16"), ("bf16", "fp16")):
-        if extras.engine.get(half) and keys.on(other) and not told(keys.sets, "performance.precision"):
-            both = f"{keys.get('deepspeed_config')}: {half}.enabled contradicts {keys.name(other)}"
-            keys.problem(f"{both}; add --set performance.precision={half} or {other}")
+        if not extras.engine.get(half) or keys.on(half) or told(keys.sets, "performance.precision"):
+            continue
+        by = f"{keys.get('deepspeed_config')}: {half}.enabled"
+        if keys.on(other):
+            keys.problem(f"{by} contradicts {keys.name(other)}; add --set performance.precision={half} or {other}")
+        else:
+            keys.put(half, True, by=by)
 
 
 def _unknown_stage(keys: JobKeys, beside: Beside | None) -> str:

@@ -25,6 +25,8 @@ _READS = {
     "print_yaml",
 }
 """Calls that change no config."""
+_SECTION = 2
+"""Names in the path of a section: `config.model`."""
 
 
 def as_bridge_program(path: str, text: str) -> str:
@@ -43,9 +45,12 @@ def as_bridge_program(path: str, text: str) -> str:
             continue
         node, name = found[0]
         before = body[: body.index(node)]
-        kept = on_which({name}, before)
+        names = _names_of(name, before)
+        set_ = on_which(names, before)
+        kept = [part for part in before if part in set_ or _followed(name, part, own)]
         for part in before:
-            if (part not in kept and sets_part(name, part)) or _given_away(name, part, own):
+            missed = part not in kept and any(sets_part(each, part) for each in names)
+            if missed or (_given_away(names, part) and not _followed(name, part, own)):
                 what = f"{path}: line {part.lineno} changes the config in a way that is not read"
                 raise ConfigError(f"{what}; give the log that prints the job's config")
         inside = [f"args = {arguments_of(module)!r}", *map(ast.unparse, kept), f"return {name}"]
@@ -63,12 +68,39 @@ def _started(node: ast.stmt) -> str:
     return given[0].id if len(given) == 1 and isinstance(given[0], ast.Name) else ""
 
 
-def _given_away(name: str, node: ast.stmt, own: set[str]) -> bool:
-    """Whether a function that is not of the module may change the config: it is an argument, and no copy is kept."""
+def _names_of(name: str, body: list[ast.stmt]) -> set[str]:
+    """A config's variable, and those of its sections (`model = config.model`)."""
+    found = {name}
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_section(found, node.value):
+            found.add(node.targets[0].id)
+    return found
+
+
+def _is_section(names: set[str], node: ast.expr) -> bool:
+    """Whether an expression is a config or one of its sections, which have values under them."""
+    path = dotted(node)
+    return path[:1] != [] and path[0] in names and len(path) <= _SECTION
+
+
+def _given_away(names: set[str], node: ast.stmt) -> bool:
+    """Whether a function that may change it is given a config or a section of it."""
     calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
     return any(
-        isinstance(item, ast.Name) and item.id == name
+        _is_section(names, item)
         for call in calls
-        if (dotted(call.func) or [""])[-1] not in _READS | own
-        for item in [*call.args, *(keyword.value for keyword in call.keywords)]
+        if (dotted(call.func) or [""])[-1] not in _READS
+        for item in _arguments(call)
     )
+
+
+def _followed(name: str, node: ast.stmt, own: set[str]) -> bool:
+    """Whether a statement only calls a function of the module with the whole config, which can be followed into it."""
+    call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
+    if not isinstance(call, ast.Call) or (dotted(call.func) or [""])[-1] not in own:
+        return False
+    return [dotted(item) for item in _arguments(call) if _is_section({name}, item)] == [[name]]
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]

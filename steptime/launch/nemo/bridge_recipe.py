@@ -103,7 +103,7 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {_GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
-    plain = with_own_class(path, text, _by_target(tree))
+    plain = with_own_class(path, text, _by_target(tree), sets)
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
         plain = over_recipe(path, base[1], plain)

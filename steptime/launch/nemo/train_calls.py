@@ -36,7 +36,7 @@ def read_train_call(path: str, file: str, text: str, sets: Sets, beside: Beside 
     if not (program := as_train_call(file, text)):
         return None
     _, tree = read_function(file, program, FUNCTION, "run.Partial", "$^", beside)
-    reading = read_two(NemoConfig(path, with_own_class(path, text, as_recipe(path, tree, sets)), None, sets, ""))
+    reading = read_two(NemoConfig(path, with_own_class(path, text, as_recipe(path, tree, sets), sets), None, sets, ""))
     reading.config.setdefault("notes", []).append("arguments of the program that are not given have its defaults")
     return reading
 

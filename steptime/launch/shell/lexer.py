@@ -17,8 +17,8 @@ _BLANK = re.compile(r"[ \t\r]+|\\\r?\n")
 _PLAIN = re.compile(r"""[^\\'"`$#(){};&|<>\s]+""")
 """Characters that mean nothing by themselves, outside of quotes and inside."""
 REDIRECTIONS = frozenset({"<<<", "<<-", "&>>", "<<", ">>", ">&", "<&", "&>", ">|", "<", ">"})
-_TO_FILL = re.compile(r"(?<=[\s=])<[A-Za-z][\w./:-]*>(?=\s|\Z)")
-"""A word that a template leaves to be filled in, which bash would take for two redirections."""
+_TO_FILL = re.compile(r"(?<=[\s=])<[A-Za-z][\w./:-]*(?: [A-Za-z][\w./:-]*){0,9}>(?=[\s;)\\]|\Z)")
+"""A word or words that a template leaves to be filled in, which bash would take for two redirections."""
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 _CLOSING = {'"': '"', "${": "}", "$(": ")", "`": "`", "(": ")"}
 

@@ -169,6 +169,8 @@ def _stated(
                 said[what] = int(text) * (int(tasks.text) if tasks and tasks.text.isdecimal() else 1)
             elif word.unresolved:
                 missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
+            elif word.text.startswith("<"):
+                missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text} is to be filled in")
     return said, _asked(missing)
 
 

@@ -78,6 +78,8 @@ def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool) -> dict[str, Any]:
     elif said != "false":
         keys.leave_out(switch, "older scaling; projections are counted unconverted")
     known = {CONVERTERS.get(name, name) for name in named}
+    if _FLOAT8 not in known:
+        keys.without_effect(f"{_FLOAT8}.emulate", "no converter of float8")
     if not named or len(known) > 1 or not known <= {*_USUAL}:
         return {}
     section = known.pop()
