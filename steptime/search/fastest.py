@@ -32,7 +32,7 @@ class Fastest:
         """The number of changes does not matter."""
         return 0
 
-    def near(self, shape: Shape, rows: LayoutRows) -> Any:  # noqa: ARG002
+    def near(self, shape: Shape, rows: LayoutRows, least: Any) -> Any:  # noqa: ARG002
         """All rows: none is known to be as fast as another."""
         return rows.tp > 0
 

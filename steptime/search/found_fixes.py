@@ -6,7 +6,7 @@ reported. Layouts keep the devices and the batch, so dp, which follows from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -30,6 +30,8 @@ MOST = 3
 """Number of lists that are reported."""
 TRIES = 6
 """Layouts of one length that are estimated until one fits."""
+NEAR = 1.05
+"""Step over the plan's up to which layouts are screened first: the fastest that fit are often no more than that."""
 LARGER = 4
 """Largest micro-batch relative to the plan's."""
 MOST_CHUNKS = 12
@@ -55,7 +57,9 @@ def fixes(found: Estimate) -> list[Fix]:
     if estimated.covered(job) and job.model.mtp <= MOST_DEPTHS:  # elsewhere every layout would be estimated
         asked = Asked((job.parallelism.devices,), (job.data.gbs,), axes(job))
         with suppress(ConfigError):
-            listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever is faster
+            listed = list(
+                lists(run(job, asked, bound=Faster(job, found.step_s)))
+            )  # the shortest first: it stays, whatever is faster
     if not listed:
         return single.cheapest(job, found.step_s, Candidate, tight=found.peaks.verdict != "tight")
     other = sorted(
@@ -91,8 +95,9 @@ def axes(job: Job) -> Axes:
 class Faster:
     """What no list can have: layouts that are slower than as many as would be tried of those with no more changes."""
 
-    def __init__(self, plan: Job) -> None:
-        self.plan = plan
+    def __init__(self, plan: Job, step_s: float = 0.0) -> None:
+        """`step_s`: of the plan, where it is known."""
+        self.plan, self.step_s = plan, step_s
         self.search = Search(plan, Asked((), ()))
         """Results so far."""
         self._seen = 0
@@ -103,9 +108,13 @@ class Faster:
         said = {"parallelism.pp": shape.pp, "parallelism.vpp": shape.vpp, **SPLIT_SETTINGS[shape.split]}
         return len(fewest(self.plan, said))
 
-    def near(self, shape: Shape, rows: LayoutRows) -> Any:
-        """The plan's own pipeline with at most one key of the rows changed: after these most others are known to be slower."""
-        return (row_changes(self.plan, rows) <= 1) & (self.changes(shape) == 0)
+    def near(self, shape: Shape, rows: LayoutRows, least: Callable[[Shape, LayoutRows], Any]) -> Any:
+        """The plan's own pipeline with at most one key of the rows changed, and what may be about as fast as the plan.
+
+        After these most others are known to be slower.
+        """
+        alike = (row_changes(self.plan, rows) <= 1) & (self.changes(shape) == 0)
+        return alike | (least(shape, rows) <= NEAR * self.step_s) if self.step_s else alike
 
     def limits_s(self, shape: Shape, choices: Sequence[RecomputeChoice], rows: LayoutRows) -> Any:
         """Seconds by recomputation and row of a pipeline: `limit_s` of as many changes."""

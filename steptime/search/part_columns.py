@@ -170,6 +170,11 @@ class JoinedMemories(PartMemories):
         return self.parts_of.whole.waiting_gradient
 
 
+def by_sp(job: Job) -> dict[bool, Job]:
+    """A job with and without sequence parallelism."""
+    return {sp: job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
+
+
 def alike_groups(jobs: Mapping[bool, Job], keys: list[PartKey], devices: int) -> Iterator[tuple[Any, Candidates]]:
     """(rows, candidates) of every group of keys whose parts have the same ops; arguments as of `parts_of`."""
     import numpy as np

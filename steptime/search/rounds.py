@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from steptime.job.job import Job
-from steptime.search.part_columns import KeyRows, PartKey, alike_groups
+from steptime.search.estimated import outline
+from steptime.search.lower_bounds import least_s
+from steptime.search.part_columns import KeyRows, PartKey, alike_groups, by_sp
 from steptime.search.part_figures import work_s
 from steptime.search.pipeline_rows import LayoutRows, rows_of
 from steptime.search.space import Grid, Shape
@@ -21,7 +25,7 @@ def kept(
     masks: dict[tuple[str | None, bool], Any] = {}
     for shape in listed:
         rows = rows_of(found, zeros, shape)
-        at = wanted(shape, rows)
+        at = wanted(shape, rows) if rows.at.size else rows.sp
         for sp in (False, True):
             mask = masks.setdefault((shape.schedule, sp), np.zeros(len(found.splits), dtype=bool))
             mask[rows.at[at & (rows.sp == sp)]] = True
@@ -36,18 +40,31 @@ def others(found: Grid, done: Grid) -> Grid:
     )
 
 
-class WorkColumns(KeyRows):
-    """Seconds of one micro-batch through the whole model with nothing recomputed, one row for each of `keys`."""
+@dataclass
+class LeastSeconds:
+    """Seconds that layouts of a grid take at least, by their parts with nothing recomputed; priced when first asked for."""
 
-    def __init__(self, jobs: Mapping[bool, Job], keys: list[PartKey], devices: int, gbs: int) -> None:
-        """Arguments as of `part_columns.parts_of`."""
+    job: Job
+    zeros: Mapping[int, Job]
+    keys: list[PartKey]
+    grid: Grid
+
+    @cached_property
+    def works(self) -> Any:
+        """Seconds of one micro-batch through the whole model, one for each of `keys`."""
         import numpy as np
 
-        super().__init__(keys)
-        self.seconds = np.zeros(len(keys))
-        for rows, one in alike_groups(jobs, keys, devices):
-            self.seconds[rows] = work_s(one.as_job, gbs)
+        seconds = np.zeros(len(self.keys))
+        for rows, one in alike_groups(by_sp(next(iter(self.zeros.values()))), self.keys, self.grid.devices):
+            seconds[rows] = work_s(one.as_job, self.grid.gbs)
+        return seconds
 
-    def of(self, rows: LayoutRows) -> Any:
-        """The seconds of each of some rows."""
-        return self.seconds[self.find(*(getattr(rows, name) for name in PartKey._fields))]
+    @cached_property
+    def places(self) -> KeyRows:
+        """Where each key is."""
+        return KeyRows(self.keys)
+
+    def __call__(self, shape: Shape, rows: LayoutRows) -> Any:
+        """Of some rows of a pipeline."""
+        at = self.places.find(*(getattr(rows, name) for name in PartKey._fields))
+        return least_s(self.works[at], rows, outline(self.job, shape), self.grid.gbs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -22,8 +22,7 @@ from steptime.search import estimated, fsdp_layouts, fsdp_pipelines, oversized, 
 from steptime.search.fsdp_pipelines import FsdpPipelines
 from steptime.search.grid import grid, schedules, shapes, with_split
 from steptime.search.layouts import Block, Pipelines
-from steptime.search.lower_bounds import least_s
-from steptime.search.part_columns import PartColumns, PartKey, code, parts_of
+from steptime.search.part_columns import PartColumns, PartKey, by_sp, code, parts_of
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.pipeline_rows import LayoutRows
 from steptime.search.recompute import RecomputeChoice, allowed, of_layers, of_plan, usual
@@ -45,8 +44,8 @@ class Bound(Protocol):
         """Settings that a pipeline changes; those that change fewer are screened first."""
         ...
 
-    def near(self, shape: Shape, rows: LayoutRows) -> Any:
-        """Rows of a pipeline that are screened first, a bool for each."""
+    def near(self, shape: Shape, rows: LayoutRows, least: Callable[[Shape, LayoutRows], Any]) -> Any:
+        """Rows of a pipeline that are screened first, a bool for each. `least`: seconds that they take at least."""
         ...
 
     def limits_s(self, shape: Shape, choices: Sequence[RecomputeChoice], rows: LayoutRows) -> Any:
@@ -161,26 +160,16 @@ class Screen:
             yield from self._screened(useful, zeros, listed, of, weights)
             return
         listed = sorted(listed, key=lambda one: (bound.changes(one), -min(one.vpp, 8)))
-        near = rounds.kept(useful, list(zeros), listed, bound.near)
+        least = rounds.LeastSeconds(self.job, zeros, part_keys(useful, zeros), useful)
+        near = rounds.kept(useful, list(zeros), listed, lambda shape, rows: bound.near(shape, rows, least))
         yield from self._screened(near, zeros, listed, of, weights)
-        yield from self._screened(
-            self.in_time(rounds.others(useful, near), zeros, listed, bound), zeros, listed, of, weights
-        )
 
-    def in_time(self, found: Grid, zeros: dict[int, Job], listed: list[Shape], bound: Bound) -> Grid:
-        """The grid with only those rows that may still be of use by the seconds of their parts."""
-        keys = part_keys(found, zeros)
-        if not keys:
-            return found
-        works = rounds.WorkColumns(self.by_sp(next(iter(zeros.values()))), keys, found.devices, found.gbs)
+        def in_time(shape: Shape, rows: LayoutRows) -> Any:
+            choices = self.choices(estimated.outline(self.job, shape).layers, shape.schedule)
+            return least(shape, rows) <= bound.limits_s(shape, choices, rows).max(axis=0, initial=0.0)
 
-        def wanted(shape: Shape, rows: LayoutRows) -> Any:
-            outline = estimated.outline(self.job, shape)
-            choices = self.choices(outline.layers, shape.schedule)
-            limits = bound.limits_s(shape, choices, rows)
-            return least_s(works.of(rows), rows, outline, found.gbs) <= limits.max(axis=0, initial=0.0)
-
-        return rounds.kept(found, list(zeros), listed, wanted)
+        others = rounds.kept(rounds.others(useful, near), list(zeros), listed, in_time)
+        yield from self._screened(others, zeros, listed, of, weights)
 
     def _screened(
         self,
@@ -237,16 +226,12 @@ class Screen:
         """Recomputations of a layout, where all of its layers lie in one chunk."""
         return len(self.choices(self.job.model.n_layers, schedule))
 
-    def by_sp(self, job: Job) -> dict[bool, Job]:
-        """The job with and without sequence parallelism."""
-        return {sp: job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
-
     def parts(self, keys: list[PartKey], found: Grid, job: Job) -> PartColumns:
         """The parts for some keys of a grid. `job`: with a ZeRO level of its layouts."""
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers, None) if r.modules)
         sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])
         split = any(name and described(name).split for name in schedules(self.plan, self.axes))
-        return parts_of(self.by_sp(job), keys, list(sets), found.devices, found.gbs, split=split)
+        return parts_of(by_sp(job), keys, list(sets), found.devices, found.gbs, split=split)
 
 
 def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:
