@@ -30,8 +30,8 @@ MOST = 3
 """Number of lists that are reported."""
 TRIES = 6
 """Layouts of one length that are estimated until one fits."""
-NEAR = 1.05
-"""Step over the plan's up to which layouts are screened first: the fastest that fit are often no more than that."""
+NEAR, FAR = 1.03, 3.0
+"""Multiples of the plan's step up to which all layouts, and those with one key changed, are screened before the others."""
 LARGER = 4
 """Largest micro-batch relative to the plan's."""
 MOST_CHUNKS = 12
@@ -114,7 +114,10 @@ class Faster:
         After these most others are known to be slower.
         """
         alike = (row_changes(self.plan, rows) <= 1) & (self.changes(shape) == 0)
-        return alike | (least(shape, rows) <= NEAR * self.step_s) if self.step_s else alike
+        if not self.step_s:
+            return alike
+        times = least(shape, rows) / self.step_s
+        return (alike & (times <= FAR)) | (times <= NEAR)
 
     def limits_s(self, shape: Shape, choices: Sequence[RecomputeChoice], rows: LayoutRows) -> Any:
         """Seconds by recomputation and row of a pipeline: `limit_s` of as many changes."""
