@@ -15,7 +15,7 @@ from steptime.memory.ledger import NO_BYTES, Peak
 from steptime.memory.op_walk import walk_part
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.states import stage_states
-from steptime.memory.woven import woven_peak
+from steptime.memory.woven import walks, woven_peak
 from steptime.model.ops import Comm, Move, Tensor
 from steptime.validation.job_memory import refused
 from steptime.validation.judgement import Judgement
@@ -153,8 +153,8 @@ def test_a_backward_takes_turns_with_a_forward():
     """
     alone = walk_part(LAYER, X, "y", frozenset(), AUTOGRAD)
     assert alone.backward == Peak(110.0, "moe.experts")
-    assert woven_peak(LAYER, X, "y", frozenset(), AUTOGRAD) == Peak(140.0, "moe.experts")
-    assert woven_peak(LAYER[:1], X, "p", frozenset(), AUTOGRAD) == NO_BYTES  # no experts
+    assert woven_peak(LAYER, walks(LAYER, X, "y", frozenset(), AUTOGRAD)) == Peak(140.0, "moe.experts")
+    assert woven_peak(LAYER[:1], walks(LAYER[:1], X, "p", frozenset(), AUTOGRAD)) == NO_BYTES  # no experts
 
 
 def test_layers_that_take_turns_hold_more():
@@ -162,6 +162,6 @@ def test_layers_that_take_turns_hold_more():
     layer = Assembly(woven()).kinds[0]
     several, one, apart = (PartMemories(Assembly(plan)) for plan in (woven(), woven(gbs=16), experts(**WOVEN)))
     assert one.plain[one.assembly.kinds[0]].backward == apart.plain[apart.assembly.kinds[0]].backward
-    beside = woven_peak(layer.ops, layer.x, layer.out, frozenset(), several.autograd)
+    beside = woven_peak(layer.ops, walks(layer.ops, layer.x, layer.out, frozenset(), several.autograd))
     assert several.plain[several.assembly.kinds[0]].backward == beside
     assert beside.bytes > one.plain[one.assembly.kinds[0]].backward.bytes

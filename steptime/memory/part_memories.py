@@ -225,12 +225,12 @@ class PartMemories:
 def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
     """The walk of a part's ops; its backward overlaps another micro-batch's forward where the schedule alternates them."""
     sizes = in_allocator(part.ops, part.sizes)
-    found = walk_part(part.ops, part.x, part.out, modules, autograd, sizes)._replace(n_params=part.n_params)
-    if not autograd.woven:
-        return found
-    from steptime.memory.woven import woven_peak
+    walked = walk_part
+    if autograd.woven:
+        from steptime.memory.woven import walk_woven
 
-    return found._replace(backward=found.backward.worse(woven_peak(part.ops, part.x, part.out, modules, autograd)))
+        walked = walk_woven
+    return walked(part.ops, part.x, part.out, modules, autograd, sizes)._replace(n_params=part.n_params)
 
 
 def passing(part: Part) -> Peak:

@@ -1,18 +1,82 @@
-"""Peak of a layer whose backward takes turns with the forward of another micro-batch's layer (`overlap.ep`)."""
+"""Memory of a layer whose backward takes turns with the forward of another micro-batch's layer (`overlap.ep`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice, pairwise
+from typing import NamedTuple
 
+from steptime.base.num import Num
 from steptime.memory.forward_walk import forward_steps
-from steptime.memory.ledger import NO_BYTES, Ledger, Peak
+from steptime.memory.ledger import NO_BYTES, Ledger, PartMemory, Peak
 from steptime.memory.op_walk import Autograd, BackwardWalk, kept_by_part
+from steptime.model.offload import copied_bytes
 from steptime.model.ops import Op, Tensor
 
+Steps = list[tuple[Peak, Num]]
+"""Of each op in the order of a walk its peak, and the bytes that are held after it."""
 
-def woven_peak(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> Peak:
+
+class Walks(NamedTuple):
+    """The walks of one layer's forward (F) and backward (B)."""
+
+    held: dict[str, Num]
+    """Bytes at the start of each."""
+    steps: dict[str, Steps]
+    saved: Num
+    ahead: Num
+    """As in `PartMemory`."""
+
+
+def walk_woven(
+    ops: list[Op],
+    x: Tensor,
+    out: str,
+    modules: AbstractSet[str | float],
+    autograd: Autograd,
+    sizes: dict[str, Num] | None = None,
+) -> PartMemory:
+    """As `op_walk.walk_part`; the same two walks give the peaks of each pass alone and of both in turn."""
+    found = walks(ops, x, out, modules, autograd, sizes)
+    forward, backward = most(found.steps["F"]), most(found.steps["B"]).worse(woven_peak(ops, found))
+    return PartMemory(found.saved, forward, backward, ahead=found.ahead)
+
+
+def walks(
+    ops: list[Op],
+    x: Tensor,
+    out: str,
+    modules: AbstractSet[str | float],
+    autograd: Autograd,
+    sizes: dict[str, Num] | None = None,
+) -> Walks:
+    """Walk one layer forward and backward; arguments as of `op_walk.walk_part`."""
+    kept, sizes, segments, sent = kept_by_part(ops, x, modules, autograd, sizes)
+    backward = BackwardWalk(ops, sizes, segments, kept, autograd, sent)
+    held = {"F": sizes[x.name], "B": backward.ledger.bytes}
+    steps = {"F": steps_of(forward_steps(ops, sizes, kept, x.name, out)), "B": steps_of(backward.steps(out))}
+    return Walks(held, steps, sum([sizes[name] for name in kept]), copied_bytes(sent, sizes))
+
+
+def steps_of(walk: Iterator[Ledger]) -> Steps:
+    """Each op of a walk by itself."""
+    found: Steps = []
+    for ledger in walk:
+        found.append((ledger.peak, ledger.bytes))
+        ledger.most, ledger.op = NO_BYTES
+    return found
+
+
+def most(steps: Steps) -> Peak:
+    """The peak of a walk."""
+    ledger = Ledger(0.0)
+    for peak, _ in steps:
+        ledger.mark(peak.op, peak.bytes)
+    return ledger.peak
+
+
+def woven_peak(ops: list[Op], found: Walks) -> Peak:
     """Most bytes of both layers; none where a layer sends no rows to other ranks.
 
     Pieces in turn: combine back, attention to router forward, experts back, dispatch forward and back, experts and combine
@@ -23,9 +87,6 @@ def woven_peak(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | fl
     if not sent:
         return NO_BYTES
     returned = next(i for i, op in enumerate(ops) if op.step == "combine")
-    kept, sizes, segments, away = kept_by_part(ops, x, modules, autograd)
-    forward = forward_steps(ops, sizes, kept, x.name, out)
-    walk = BackwardWalk(ops, sizes, segments, kept, autograd, away)
     cuts = (0, sent[0], sent[-1] + 1, returned, len(ops))
     before, dispatch, experts, combine = (end - start for start, end in pairwise(cuts))
     turns = (
@@ -37,18 +98,16 @@ def woven_peak(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | fl
         ("F", experts + combine),
         ("B", before),
     )
-    sides = {"F": (Ledger(sizes[x.name]), forward), "B": (walk.ledger, walk.steps(out))}
-    return in_turn(sides, turns)
+    return in_turn(found, turns)
 
 
-def in_turn(sides: dict[str, tuple[Ledger, Iterator[Ledger]]], turns: Sequence[tuple[str, int]]) -> Peak:
-    """The most that two walks hold together while they alternate ops; `sides`: each with its bytes at the start."""
-    held = {side: ledger.bytes for side, (ledger, _) in sides.items()}
+def in_turn(found: Walks, turns: Sequence[tuple[str, int]]) -> Peak:
+    """The most that two walks hold together while they alternate ops."""
+    now, left = dict(found.held), {side: iter(mine) for side, mine in found.steps.items()}
     peak = NO_BYTES
     for side, count in turns:
-        (other,) = sides.keys() - {side}
-        for ledger in islice(sides[side][1], count):
-            peak = peak.worse(Peak(ledger.peak.bytes + held[other], ledger.peak.op))
-            ledger.most, ledger.op = NO_BYTES
-            held[side] = ledger.bytes
+        (other,) = now.keys() - {side}
+        for own, after in islice(left[side], count):
+            peak = peak.worse(Peak(own.bytes + now[other], own.op))
+            now[side] = after
     return peak

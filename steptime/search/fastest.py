@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 from steptime.job.job import Job
+from steptime.search.pipeline_rows import LayoutRows
+from steptime.search.recompute import RecomputeChoice
 from steptime.search.run import run
 from steptime.search.search import SLACK, Asked, Search
 from steptime.search.space import Shape
@@ -28,7 +32,17 @@ class Fastest:
         """The number of changes does not matter."""
         return 0
 
-    def limit_s(self, changes: int = 0) -> float:  # noqa: ARG002
+    def near(self, shape: Shape, rows: LayoutRows, least: Any) -> Any:  # noqa: ARG002
+        """All rows: none is known to be as fast as another."""
+        return rows.tp > 0
+
+    def limits_s(self, shape: Shape, choices: Sequence[RecomputeChoice], rows: LayoutRows) -> Any:  # noqa: ARG002
+        """One limit for all layouts of a pipeline."""
+        import numpy as np
+
+        return np.full((len(choices), rows.at.size), self.limit_s())
+
+    def limit_s(self) -> float:
         """Seconds from which on layouts are left out: those of the slowest of the fastest."""
         import numpy as np
 

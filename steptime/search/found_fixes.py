@@ -6,7 +6,7 @@ reported. Layouts keep the devices and the batch, so dp, which follows from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -19,6 +19,9 @@ from steptime.base.rows import Fix
 from steptime.job.job import Job
 from steptime.search import estimated
 from steptime.search.changes import fewest, words
+from steptime.search.pipeline import counts_of
+from steptime.search.pipeline_rows import LayoutRows
+from steptime.search.recompute import RecomputeChoice
 from steptime.search.run import run
 from steptime.search.search import Asked, Layout, Search
 from steptime.search.space import SPLIT_SETTINGS, Axes, Shape, chunk_counts, divisors, split_of
@@ -27,6 +30,8 @@ MOST = 3
 """Number of lists that are reported."""
 TRIES = 6
 """Layouts of one length that are estimated until one fits."""
+NEAR, FAR = 1.03, 3.0
+"""Multiples of the plan's step up to which all layouts, and those with one key changed, are screened before the others."""
 LARGER = 4
 """Largest micro-batch relative to the plan's."""
 MOST_CHUNKS = 12
@@ -52,7 +57,9 @@ def fixes(found: Estimate) -> list[Fix]:
     if estimated.covered(job) and job.model.mtp <= MOST_DEPTHS:  # elsewhere every layout would be estimated
         asked = Asked((job.parallelism.devices,), (job.data.gbs,), axes(job))
         with suppress(ConfigError):
-            listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever is faster
+            listed = list(
+                lists(run(job, asked, bound=Faster(job, found.step_s)))
+            )  # the shortest first: it stays, whatever is faster
     if not listed:
         return single.cheapest(job, found.step_s, Candidate, tight=found.peaks.verdict != "tight")
     other = sorted(
@@ -88,8 +95,9 @@ def axes(job: Job) -> Axes:
 class Faster:
     """What no list can have: layouts that are slower than as many as would be tried of those with no more changes."""
 
-    def __init__(self, plan: Job) -> None:
-        self.plan = plan
+    def __init__(self, plan: Job, step_s: float = 0.0) -> None:
+        """`step_s`: of the plan, where it is known."""
+        self.plan, self.step_s = plan, step_s
         self.search = Search(plan, Asked((), ()))
         """Results so far."""
         self._seen = 0
@@ -99,6 +107,25 @@ class Faster:
         """Settings that a pipeline changes."""
         said = {"parallelism.pp": shape.pp, "parallelism.vpp": shape.vpp, **SPLIT_SETTINGS[shape.split]}
         return len(fewest(self.plan, said))
+
+    def near(self, shape: Shape, rows: LayoutRows, least: Callable[[Shape, LayoutRows], Any]) -> Any:
+        """The plan's own pipeline with at most one key of the rows changed, and what may be about as fast as the plan.
+
+        After these most others are known to be slower.
+        """
+        alike = (row_changes(self.plan, rows) <= 1) & (self.changes(shape) == 0)
+        if not self.step_s:
+            return alike
+        times = least(shape, rows) / self.step_s
+        return (alike & (times <= FAR)) | (times <= NEAR)
+
+    def limits_s(self, shape: Shape, choices: Sequence[RecomputeChoice], rows: LayoutRows) -> Any:
+        """Seconds by recomputation and row of a pipeline: `limit_s` of as many changes."""
+        import numpy as np
+
+        each = np.array([[self.changes(shape) + len(fewest(self.plan, dict([one.setting])))] for one in choices])
+        changes = each + row_changes(self.plan, rows)
+        return np.array([self.limit_s(n) for n in range(int(changes.max(initial=0)) + 1)])[changes]
 
     def limit_s(self, changes: int) -> float:
         """The seconds of the last one that would be tried of those found so far with so many changes at most."""
@@ -116,7 +143,7 @@ def _fastest(searched: Search, at: int) -> tuple[list[int], list[float]]:
 
     lengths, steps = _lengths(searched, at), searched.found[at].step_s
     order = np.argsort(steps, kind="stable")
-    rows = np.concatenate([order[lengths[order] == length][:TRIES] for length in np.unique(lengths)])
+    rows = np.concatenate([order[lengths[order] == length][:TRIES] for length in counts_of(lengths)])
     return lengths[rows].tolist(), steps[rows].tolist()
 
 
@@ -133,8 +160,8 @@ def lists(searched: Search) -> Iterator[Layout]:
         rows = np.flatnonzero((lengths == length) & (value < fastest))
         wanted = MOST if fastest == np.inf else 1
         for i in rows[np.argsort(value[rows], kind="stable")][:TRIES]:
-            layout = searched.estimated(places[i])
-            if layout is not None and wanted:
+            layout = searched.estimated(places[i]) if wanted else None
+            if layout is not None:
                 yield layout
                 fastest, wanted = min(fastest, layout.value), wanted - 1
 
@@ -143,12 +170,16 @@ def _lengths(searched: Search, at: int) -> Any:
     """Number of keys that every layout of a block changes."""
     import numpy as np
 
-    found, plan = searched.found[at], searched.plan
-    block, row, p = found.block, found.row, plan.parallelism
-    rows = block.rows
-    sp = (plan.software.layout.sp if p.sp is None else p.sp) & (rows.tp[row] > 1)
-    changed = 1 * (rows.tp[row] != p.tp) + (rows.cp[row] != p.cp) + (rows.sp[row] != sp)
-    changed = changed + (rows.microbatch_sz[row] != plan.data.microbatch_sz)
-    changed = changed + ((rows.ep[row] != p.ep) | (rows.etp[row] != p.etp)) * (plan.model.moe is not None)
+    found = searched.found[at]
+    block = found.block
     lists = [searched.fewest(block.changes(i, 0)).keys() - FREE - BY_ROW for i in range(len(block.choices))]
-    return changed + np.array([len(keys) for keys in lists])[found.choice]
+    return row_changes(searched.plan, block.rows)[found.row] + np.array([len(keys) for keys in lists])[found.choice]
+
+
+def row_changes(plan: Job, rows: LayoutRows) -> Any:
+    """Number of the keys in `BY_ROW` that rows change; ep and etp count as one."""
+    p = plan.parallelism
+    sp = (plan.software.layout.sp if p.sp is None else p.sp) & (rows.tp > 1)
+    changed = 1 * (rows.tp != p.tp) + (rows.cp != p.cp) + (rows.sp != sp)
+    changed = changed + (rows.microbatch_sz != plan.data.microbatch_sz)
+    return changed + ((rows.ep != p.ep) | (rows.etp != p.etp)) * (plan.model.moe is not None)

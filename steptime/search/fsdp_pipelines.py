@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 
 from steptime import fsdp
 from steptime.answer.verdict import update_temporaries
@@ -23,6 +22,7 @@ from steptime.schedule.stage_exchange import exchange_of
 from steptime.search.fsdp_chunks import ColumnSeconds, FsdpChunks
 from steptime.search.fsdp_groups import ends, picked
 from steptime.search.layouts import Block, Pipelines
+from steptime.search.lower_bounds import Limits
 from steptime.search.pipeline import Stages, counts_of
 from steptime.search.pipeline_rows import legal_rows, shardings_of
 from steptime.search.recompute import RecomputeChoice
@@ -47,7 +47,7 @@ class FsdpPipelines(Pipelines):
         shape: Shape,
         choices: tuple[RecomputeChoice, ...],
         share: Share | None,
-        limit_s: float = inf,  # noqa: ARG002
+        limits_s: Limits | None = None,  # noqa: ARG002
     ) -> Iterator[Block]:
         """One block; as `Pipelines.blocks`."""
         import numpy as np

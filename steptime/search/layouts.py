@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
 from typing import Any, NamedTuple
 
 from steptime.answer.verdict import update_temporaries
@@ -21,7 +20,7 @@ from steptime.memory.buffers import TOKEN, at_peak, gradient_copies, has_batch, 
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment
 from steptime.search import first_gradients, stage_peaks, step_seconds
-from steptime.search.lower_bounds import LowerBounds
+from steptime.search.lower_bounds import Limits, LowerBounds
 from steptime.search.part_columns import PartKey
 from steptime.search.pipeline import ChunkFigures, Chunks, Stages, contents, rows_of_all
 from steptime.search.pipeline_rows import LayoutRows, legal_rows, rows_of, shardings_of
@@ -122,7 +121,8 @@ class Pipelines:
     def rows(self, shape: Shape) -> LayoutRows:
         """The rows of a pipeline with their parts."""
         rows = rows_of(self.grid, list(self.zeros), shape)
-        return rows._replace(part=self.chunks.parts.find(rows.sp, *(getattr(rows, n) for n in PartKey._fields[1:])))
+        key = (getattr(rows, name) for name in PartKey._fields)
+        return rows._replace(part=self.chunks.parts.find(*key)) if rows.at.size else rows
 
     def blocks(
         self,
@@ -130,16 +130,15 @@ class Pipelines:
         shape: Shape,
         choices: tuple[RecomputeChoice, ...],
         share: Share | None,
-        limit_s: float = inf,
+        limits_s: Limits | None = None,
     ) -> Iterator[Block]:
         """One block for every ZeRO level, its seconds where a layout may fit.
 
-        `limit_s`: layouts whose step is sure to take longer may be left out.
+        `limits_s`: layouts whose step is sure to take longer may be left out.
         """
         import numpy as np
 
-        rows = self.rows(shape)
-        rows = rows if limit_s == inf else self.bounds.useful(rows, stages, choices, limit_s)
+        rows, limit_s = self.bounds.useful(self.rows(shape), stages, choices, limits_s)
         if not rows.at.size:
             return
         chunk_figures = self.chunk_figures(stages, choices, rows.part)
@@ -151,7 +150,7 @@ class Pipelines:
         for zero, job in self.zeros.items():
             legal = legal_rows(self.grid, zero, shape.schedule, rows)
             capacity = job.machine.accelerator.usable_memory_bytes
-            if limit_s < inf:
+            if limits_s:
                 least = self.bounds.of_activations(peaks[0]) + self.bounds.of_states(job, rows, stages.pp)
                 legal &= (least <= capacity).any(axis=0)
             if not legal.any():
@@ -176,7 +175,7 @@ class Pipelines:
         chunk_figures: Sequence[Sequence[ChunkFigures]],
         at: Any,
         share: Share | None,
-        limit_s: float,
+        limit_s: Num,
     ) -> None:
         """Fill in the seconds of a pipeline's blocks where layouts fit. `at`: the sharding of each row."""
         import numpy as np
@@ -189,7 +188,8 @@ class Pipelines:
         some = [rows_of_all(mine, useful) for mine in chunk_figures]
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         sent, said = self.sends(stages, rows), self.job.software.layout.stage_exchange
-        pipe = step_seconds.pipe(stages, some, microbatches, sent, share, fits[:, useful] > 0, limit_s, said=said)
+        limit = np.broadcast_to(limit_s, fits.shape)[:, useful]
+        pipe = step_seconds.pipe(stages, some, microbatches, sent, share, fits[:, useful] > 0, limit, said=said)
         for job, block, ends in found:
             step = self.step_s(job, stages, some, pipe, ends, rows, at[useful])
             block.step_s[:, useful] = np.where(block.fits[:, useful], step, np.inf)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from math import inf
+from typing import Any
 
 from steptime.base.num import Num, minimum
 from steptime.job.job import Job
@@ -12,6 +14,15 @@ from steptime.search import stage_peaks
 from steptime.search.pipeline import Chunks, Stages, sums
 from steptime.search.pipeline_rows import LayoutRows
 from steptime.search.recompute import RecomputeChoice
+
+Limits = Callable[[Sequence[RecomputeChoice], LayoutRows], Any]
+"""Seconds of a step, by recomputation and row, from which on a layout is of no use."""
+
+
+def least_s(work_s: Num, rows: LayoutRows, stages: Stages, gbs: int) -> Num:
+    """Seconds that a step takes at least. `work_s`: of a micro-batch through the whole model, which all stages share evenly."""
+    microbatches = gbs // (rows.dp * rows.microbatch_sz)
+    return microbatches * work_s / stages.pp + (work_s - work_s / stages.pp) / stages.vpp
 
 
 @dataclass
@@ -35,26 +46,29 @@ class LowerBounds:
         return peak.saved + (peak.transient if self.chunks.job.software.states.gradients_persist else 0.0)
 
     def useful(
-        self, rows: LayoutRows, stages: Stages, choices: tuple[RecomputeChoice, ...], limit_s: float
-    ) -> LayoutRows:
-        """The rows that may take less than `limit_s` and fit: by the whole model distributed evenly, and by the first stage."""
-        work, (pp, vpp) = self.whole[0][rows.part], (stages.pp, stages.vpp)
-        microbatches = self.gbs // (rows.dp * rows.microbatch_sz)
-        rows = rows.some(microbatches * work / pp + (work - work / pp) / vpp <= limit_s)
+        self, rows: LayoutRows, stages: Stages, choices: tuple[RecomputeChoice, ...], limits: Limits | None
+    ) -> tuple[LayoutRows, Num]:
+        """The rows that may fit and be fast enough, and their limits: by the whole model, then by the first stage."""
+        if limits is None or not rows.at.size:
+            return rows, inf
+        limits_s = limits(choices, rows)
+        pp, kept = stages.pp, least_s(self.whole[0][rows.part], rows, stages, self.gbs) <= limits_s.max(axis=0)
+        rows, limits_s = rows.some(kept), limits_s[:, kept]
         if not rows.at.size:
-            return rows
+            return rows, limits_s
         first = [self.chunks.of(chunk, choices, rows.part, split=stages.split) for chunk in stages.chunks[0]]
         microbatches = self.gbs // (rows.dp * rows.microbatch_sz)
-        in_time = microbatches * (sums(first, "forward_s") + sums(first, "backward_s")) <= limit_s
+        in_time = microbatches * (sums(first, "forward_s") + sums(first, "backward_s")) <= limits_s
         if not in_time.any():
-            return rows.some([])
+            return rows.some([]), limits_s
         peak, capacity = (
             stage_peaks.peaks(stages, 0, first, microbatches),
             self.chunks.job.machine.accelerator.usable_memory_bytes,
         )
         states = [self.of_states(job, rows, pp) for job in self.zeros.values()]
         least = self.of_activations(peak) + reduce(minimum, states)
-        return rows.some((in_time & (least <= capacity)).any(axis=0))
+        kept = (in_time & (least <= capacity)).any(axis=0)
+        return rows.some(kept), limits_s[:, kept]
 
     def of_states(self, job: Job, rows: LayoutRows, pp: int) -> Num:
         """States of the layers, distributed evenly over stages and ranks: no layout has less."""

@@ -6,7 +6,7 @@ side. Layers of a kind, the embedding and the head become parts whose figures ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -65,15 +65,10 @@ def joined(fragments: Sequence[Any], places: Sequence[Any], size: int) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class PartColumns:
-    """The parts of a job over all rows of `keys`."""
+class KeyRows:
+    """One row for each of `keys`."""
 
     keys: list[PartKey]
-    module_sets: tuple[Modules, ...]
-    assembly: Assembly
-    """The parts whose figures are columns over all rows; the ops are those of some rows only."""
-    of: Mapping[Part, PartFigures]
-    whole: Whole
 
     def find(self, *columns: Any) -> Any:
         """The row of every key, given in columns in the order of `PartKey`."""
@@ -90,6 +85,17 @@ class PartColumns:
         codes = code(*columns)
         order = np.argsort(codes)
         return codes[order], order, extents(columns)
+
+
+@dataclass(frozen=True, eq=False)
+class PartColumns(KeyRows):
+    """The parts of a job over all rows of `keys`."""
+
+    module_sets: tuple[Modules, ...]
+    assembly: Assembly
+    """The parts whose figures are columns over all rows; the ops are those of some rows only."""
+    of: Mapping[Part, PartFigures]
+    whole: Whole
 
     def times(self, modules: Modules, in_head: Modules, *, whole: bool = False) -> PartTimes:
         """Seconds of every part as an estimate has them, with a set of modules recomputed in layers, and one in the head.
@@ -164,6 +170,26 @@ class JoinedMemories(PartMemories):
         return self.parts_of.whole.waiting_gradient
 
 
+def by_sp(job: Job) -> dict[bool, Job]:
+    """A job with and without sequence parallelism."""
+    return {sp: job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
+
+
+def alike_groups(jobs: Mapping[bool, Job], keys: list[PartKey], devices: int) -> Iterator[tuple[Any, Candidates]]:
+    """(rows, candidates) of every group of keys whose parts have the same ops; arguments as of `parts_of`."""
+    import numpy as np
+
+    for sp, job in jobs.items():
+        rows = np.array([i for i, key in enumerate(keys) if key.sp == sp])
+        if not rows.size:
+            continue
+        columns = {name: np.array([float(getattr(keys[i], name)) for i in rows]) for name in PartKey._fields[1:]}
+        columns["gbs"] = columns.pop("microbatches") * columns["microbatch_sz"] * job.parallelism.dp
+        for which, group in Candidates(job, **columns).alike_parts():
+            vars(group.parallelism)["whole"] = devices  # they share the link between data centers
+            yield rows[which], group
+
+
 def parts_of(
     jobs: Mapping[bool, Job],
     keys: list[PartKey],
@@ -181,19 +207,13 @@ def parts_of(
     import numpy as np
 
     fragments, places, first = [], [], None
-    for sp, job in jobs.items():
-        rows = np.array([i for i, key in enumerate(keys) if key.sp == sp])
-        if not rows.size:
-            continue
-        columns = {name: np.array([float(getattr(keys[i], name)) for i in rows]) for name in PartKey._fields[1:]}
-        columns["gbs"] = columns.pop("microbatches") * columns["microbatch_sz"] * job.parallelism.dp
-        for which, group in Candidates(job, **columns).alike_parts():
-            for inner, one in alike_copies(group):
-                vars(one.parallelism)["whole"] = devices  # they share the link between data centers
-                assembly, fragment = part_figures(one.as_job, module_sets, gbs, split=split)
-                first = first or assembly
-                fragments.append(fragment)
-                places.append(rows[which][inner])
+    for rows, group in alike_groups(jobs, keys, devices):
+        for inner, one in alike_copies(group):
+            vars(one.parallelism)["whole"] = devices
+            assembly, fragment = part_figures(one.as_job, module_sets, gbs, split=split)
+            first = first or assembly
+            fragments.append(fragment)
+            places.append(rows[inner])
     assert first is not None
     whole = joined(fragments, places, len(keys))
     tp = np.array([float(key.tp) for key in keys])

@@ -81,8 +81,7 @@ def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: b
 
     `gbs`: sequences of the layouts' steps; `split`: some backwards run in two halves.
     """
-    assembly = Assembly(job)
-    context = replace(pricing(job).context, woven=woven_share(job, gbs))
+    assembly, context = Assembly(job), context_of(job, gbs)
     gap_s, reentrant = layer_gap_s(job, context), job.software.activations.reentrant
     memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
     comes = None if job.software.states.gradients_persist else PartMemories(assembly, weight_grads_stay=True)
@@ -121,6 +120,25 @@ def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: b
         memories.waiting_gradient,
     )
     return assembly, Fragment(tuple(found), whole)
+
+
+def context_of(job: Job, gbs: int) -> Context:
+    """What prices the parts of layouts with so many sequences per step."""
+    return replace(pricing(job).context, woven=woven_share(job, gbs))
+
+
+def work_s(job: Job, gbs: int) -> Num:
+    """Seconds of one micro-batch through all parts with nothing recomputed; arguments as of `part_figures`."""
+    assembly, context = Assembly(job), context_of(job, gbs)
+    gap_s = layer_gap_s(job, context)
+    total: Num = 0.0
+    counts = {assembly.embedding: 1, assembly.head: 1}
+    for part, count in assembly.runs:
+        counts[part] = counts.get(part, 0) + count
+    for part, count in counts.items():
+        times = part_time(part.ops, part.sizes, context, [], part_gap_s(gap_s, assembly, part))
+        total = total + count * (times.forward.seconds + times.backward.seconds)
+    return total
 
 
 def copied_s(
@@ -162,6 +180,9 @@ def alike_copies(group: Candidates) -> Iterator[tuple[Any, Candidates]]:
     """(row indices, candidates) of every group of those with the same ops that send the same tensors to the host."""
     import numpy as np
 
+    if not group.job.performance.offload_modules:
+        yield slice(None), group
+        return
     assembly = Assembly(group.as_job)
     parts = (assembly.head, *assembly.kinds)
     found = [flag for part in parts for flag in large_tensors(part.ops, part.x, assembly.offload_modules(part))]

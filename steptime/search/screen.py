@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import exp, inf
+from functools import cached_property, partial
+from math import exp
 from typing import Any, Protocol
 
 from steptime import fsdp
@@ -18,12 +18,13 @@ from steptime.job.candidates import Candidates
 from steptime.job.job import Job, facts
 from steptime.job.layer_rules import default_profile
 from steptime.schedule.orders import described
-from steptime.search import estimated, fsdp_layouts, fsdp_pipelines, oversized
+from steptime.search import estimated, fsdp_layouts, fsdp_pipelines, oversized, rounds
 from steptime.search.fsdp_pipelines import FsdpPipelines
 from steptime.search.grid import grid, schedules, shapes, with_split
 from steptime.search.layouts import Block, Pipelines
-from steptime.search.part_columns import PartColumns, PartKey, code, parts_of
+from steptime.search.part_columns import PartColumns, PartKey, by_sp, code, parts_of
 from steptime.search.pipeline import Chunks, stages
+from steptime.search.pipeline_rows import LayoutRows
 from steptime.search.recompute import RecomputeChoice, allowed, of_layers, of_plan, usual
 from steptime.search.search import Search
 from steptime.search.sharded_weights import ShardedWeights
@@ -43,8 +44,12 @@ class Bound(Protocol):
         """Settings that a pipeline changes; those that change fewer are screened first."""
         ...
 
-    def limit_s(self, changes: int) -> float:
-        """Seconds of a step from which on layouts with so many changes or more are of no use."""
+    def near(self, shape: Shape, rows: LayoutRows, least: Callable[[Shape, LayoutRows], Any]) -> Any:
+        """Rows of a pipeline that are screened first, a bool for each. `least`: seconds that they take at least."""
+        ...
+
+    def limits_s(self, shape: Shape, choices: Sequence[RecomputeChoice], rows: LayoutRows) -> Any:
+        """Seconds of a step, by recomputation and row of a pipeline, from which on a layout is of no use."""
         ...
 
 
@@ -151,24 +156,46 @@ class Screen:
         """The layouts that columns cover, pipeline by pipeline."""
         weights = ShardedWeights(self.job, oversized.legal_shardings(found)[1])
         useful = found if self.every else self.useful(found, zeros, weights, listed)
-        keys = part_keys(useful, zeros)
+        if not (bound := self.bound):
+            yield from self._screened(useful, zeros, listed, of, weights)
+            return
+        listed = sorted(listed, key=lambda one: (bound.changes(one), -min(one.vpp, 8)))
+        least = rounds.LeastSeconds(self.job, zeros, part_keys(useful, zeros), useful)
+        near = rounds.kept(useful, list(zeros), listed, lambda shape, rows: bound.near(shape, rows, least))
+        yield from self._screened(near, zeros, listed, of, weights)
+
+        def in_time(shape: Shape, rows: LayoutRows) -> Any:
+            choices = self.choices(estimated.outline(self.job, shape).layers, shape.schedule)
+            return least(shape, rows) <= bound.limits_s(shape, choices, rows).max(axis=0, initial=0.0)
+
+        others = rounds.kept(rounds.others(useful, near), list(zeros), listed, in_time)
+        yield from self._screened(others, zeros, listed, of, weights)
+
+    def _screened(
+        self,
+        found: Grid,
+        zeros: dict[int, Job],
+        listed: list[Shape],
+        of: type[Pipelines],
+        weights: ShardedWeights,
+    ) -> Iterator[tuple[int, Block]]:
+        """All layouts of a grid, pipeline by pipeline."""
+        keys = part_keys(found, zeros)
         if not keys:
             return
         job = next(iter(zeros.values()))  # parts of ZeRO 3 add no whole gradients
         parts = self.parts(keys, found, job)
         chunks = Chunks(self.job, parts)
         priced = pricing(Candidates(job, dp=found.devices, gbs=found.devices).as_job)
-        common = of(self.job, zeros, useful, chunks, weights, priced, self.most)
-        plain = facts(self.job)
-        if bound := self.bound:
-            listed = sorted(listed, key=lambda one: (bound.changes(one), -min(one.vpp, 8)))
+        common = of(self.job, zeros, found, chunks, weights, priced, self.most)
+        plain, bound = facts(self.job), self.bound
         for at, shape in enumerate(listed):
             view = plain._replace(pp=shape.pp, vpp=shape.vpp, schedule_said=shape.schedule)
             split_stages = stages(parts.assembly, with_split(view, shape.split), estimated.schedule_of(self.job, shape))
             share = self.send_share(interleaved=shape.vpp > 1)
-            limit = bound.limit_s(bound.changes(shape)) if bound else inf
+            limits = partial(bound.limits_s, shape) if bound else None
             choices = self.choices(split_stages.layers, shape.schedule)
-            for block in common.blocks(split_stages, shape, choices, share, limit) if choices else ():
+            for block in common.blocks(split_stages, shape, choices, share, limits) if choices else ():
                 yield at, block
 
     def useful(self, found: Grid, zeros: dict[int, Job], weights: ShardedWeights, listed: list[Shape]) -> Grid:
@@ -204,8 +231,7 @@ class Screen:
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers, None) if r.modules)
         sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])
         split = any(name and described(name).split for name in schedules(self.plan, self.axes))
-        by_sp = {sp: job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
-        return parts_of(by_sp, keys, list(sets), found.devices, found.gbs, split=split)
+        return parts_of(by_sp(job), keys, list(sets), found.devices, found.gbs, split=split)
 
 
 def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:

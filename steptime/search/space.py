@@ -232,7 +232,7 @@ def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
     layers, chunks, usual = plan.model.n_layers, columns["pp"] * columns["vpp"], split_of(plan)
     even, ends = layers % chunks == 0, (layers + 2) % chunks == 0
     rest = np.where(columns["vpp"] == 1, 2, 0)
-    for pp in np.unique(columns["pp"]):
+    for pp in sorted({*columns["pp"].tolist()}):  # `np.unique` without indices imports `numpy.ma`
         rest[(columns["pp"] == pp) & np.isin(columns["vpp"], list(uneven_chunks(layers, int(pp))))] = 2
     if usual == "auto":
         mine = (columns["pp"] == plan.parallelism.pp) & (columns["vpp"] == plan.parallelism.vpp)

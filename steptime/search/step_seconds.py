@@ -102,7 +102,7 @@ def pipe(
     found: Sends,
     share: Share | None,
     wanted: Any,
-    limit_s: float = inf,
+    limit_s: Num = inf,
     *,
     said: Exchange = "free",
 ) -> Pipe:

@@ -18,7 +18,7 @@ from plain_backward import AUTOGRAD
 
 from steptime.memory.ledger import NO_BYTES
 from steptime.memory.part_memories import walk
-from steptime.memory.woven import woven_peak
+from steptime.memory.woven import walks, woven_peak
 from steptime.model.ops import Move, Tensor
 
 CHAIN = (
@@ -49,7 +49,7 @@ def chain_of(chain=CHAIN, forward: str = "", backward: str = "") -> list[Move]:
 
 def peak(chain=CHAIN, *, forward: str = "", backward: str = ""):
     ops = chain_of(chain, forward, backward)
-    return woven_peak(ops, Tensor("x", 1.0, 1.0), chain[-1][2], frozenset(), AUTOGRAD)
+    return woven_peak(ops, walks(ops, Tensor("x", 1.0, 1.0), chain[-1][2], frozenset(), AUTOGRAD))
 
 
 @pytest.mark.parametrize(
