@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steptime.launch.config_values import CLASS, Computed
+from steptime.launch.config_values import CLASS, Computed, dotted
 
 
 def bound(
@@ -23,6 +24,13 @@ def bound(
     if takes.kwarg is not None:
         names[takes.kwarg.arg] = {key: value for key, value in keywords.items() if key not in own}
     return names
+
+
+def called_in(node: ast.Call, names: Mapping[str, Any]) -> str:
+    """The dotted name of what is called, or the class that it is a variable of: `provider_class()`; "" where it has none."""
+    called = ".".join(dotted(node.func))
+    held = names.get(called)
+    return held.code if isinstance(held, Computed) and re.fullmatch(r"[A-Z]\w+", held.code) else called
 
 
 def default_nodes(function: ast.FunctionDef) -> list[tuple[str, ast.expr]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
-from steptime.launch.call_arguments import bound, default_nodes, unpacked
+from steptime.launch.call_arguments import bound, called_in, default_nodes, unpacked
 from steptime.launch.config_values import (
     CLASS,
     MOST_ITEMS,
@@ -267,7 +267,7 @@ class _FunctionReader:
 
     def config(self, node: ast.Call, names: Tree, depth: int) -> Any:
         """A call: a function of the module, a copy with changes, or a config object."""
-        called = ".".join(dotted(node.func))
+        called = called_in(node, names)
         if isinstance(node.func, ast.Attribute) and node.func.attr in {"lower", "upper"}:
             text = self.value(node.func.value, names, depth)
             return getattr(text, node.func.attr)() if isinstance(text, str) else computed(node)

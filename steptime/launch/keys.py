@@ -153,7 +153,7 @@ def read_keys(said: Mapping[str, Any], table: KeyTable) -> list[GivenKey]:
 
 _COST = re.compile(
     r"(?:^|_)(?:n_?layers?|num_\w*(?:layers?|heads?|groups?|stages?)|layers?|hidden|ffn|inter(?:mediate)?|heads?|(?:head_)?dims?"
-    r"|(?:micro_|global_)?batch(?:_?size)?|gbs|mbs|seq(?:uence|len)?(?:_len(?:gth)?)?|n?experts?|moe|mamba|mla|mtp|lora|peft"
+    r"|(?:micro_|global_)?batch(?:_?size)?|gbs|mbs|seq(?:uence|len)?(?:_len(?:gth)?)?|n?experts?|[a-z]{0,6}moe|mamba|mla|mtp|lora|peft"
     r"|adapters?|window|sparse|kv|rank|ranks|attention|attn|mlp|swiglu|geglu|glu|activation|norm|layernorm|rmsnorm|rope|rotary"
     r"|bias|tied?|untie|tying|embeddings?|parallel(?:ism)?|tp|pp|dp|cp|ep|vpp|sp|ulysses|zero|fsdp|shard(?:ing|s|ed)?|pipeline|stages?"
     r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
@@ -181,6 +181,8 @@ def speaks_of_cost(key: str) -> bool:
     >>> [speaks_of_cost(key) for key in ("model.n_dense_layers", "codecarbon_dir", "log_layer_norms", "infini_attention.segment")]
     [True, False, False, True]
     >>> [speaks_of_cost(key) for key in ("frobnicate-tensor-size", "net_width", "shuffle_buffer_size", "tensorboard_queue_size")]
+    [True, True, False, False]
+    >>> [speaks_of_cost(key) for key in ("enable_esmoe", "esmoe-optimizer-mode", "log_moe_loss", "padded_output")]
     [True, True, False, False]
     """
     section, _, name = key.lower().replace("-", "_").rpartition(".")

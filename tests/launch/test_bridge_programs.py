@@ -160,3 +160,29 @@ def test_experts_that_a_recipe_changes(tmp_path: Path) -> None:
         tmp_path, "own.py", text.replace("num_layers = 4", f"moe_layer_freq = {[0] * 4 + [1] * 44}"), **given
     )
     assert "model.moe_layer_freq" in line
+
+
+OF_A_CLASS = """\
+    from megatron.bridge.models.gemma.gemma3_provider import Gemma3ModelProvider1B
+
+    def own() -> ConfigContainer:
+        return common(provider_class=Gemma3ModelProvider1B, seq_length=2048)
+
+    def common(provider_class: type, seq_length: int):
+        model = provider_class()
+        model.tensor_model_parallel_size = 2
+        model.seq_length = seq_length
+        return ConfigContainer(
+            model=model,
+            train=TrainingConfig(global_batch_size=32, micro_batch_size=2),
+            dataset=GPTDatasetConfig(seq_length=seq_length),
+            mixed_precision="bf16_mixed",
+        )
+"""
+
+
+def test_the_class_of_a_model_that_is_given_to_a_function(tmp_path: Path) -> None:
+    plan = written(tmp_path, "own.py", OF_A_CLASS).config
+    assert (plan["model"], plan["parallelism"]["tp"], plan["data"]["seqlen"]) == ("gemma3-1b", 2, 2048)
+    (line,) = asked(tmp_path, "own.py", OF_A_CLASS.replace("= provider_class()", "= provider_of(2)"))
+    assert line == "its model is known only at run time; add --set model=NAME"

@@ -163,11 +163,17 @@ def test_the_environment_of_transformer_engine():
     )
 
 
-def test_programs_for_other_models_are_not_modeled():
-    found = read_megatron("run.sh", script().replace("pretrain_gpt.py", "pretrain_bert.py"))
-    assert [(flag.name, flag.note) for flag in found.of("unmodeled")] == [
-        ("pretrain_bert.py", "BERT, another kind of model")
-    ]
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ("pretrain_bert.py", "BERT"),
+        ("pretrain_mask_diff.py", "masked diffusion without causal attention"),
+        ("pretrain_mdm.py", "masked diffusion without causal attention"),
+    ],
+)
+def test_programs_for_other_models_are_not_modeled(program, what):
+    found = read_megatron("run.sh", script().replace("pretrain_gpt.py", program))
+    assert [(flag.name, flag.note) for flag in found.of("unmodeled")] == [(program, f"{what}, another kind of model")]
 
 
 def test_a_script_without_its_words_and_without_layers_asks_for_both_in_one_round():

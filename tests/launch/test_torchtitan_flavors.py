@@ -121,6 +121,28 @@ def test_a_debugmodel_of_02_with_names_that_were_renamed_later(tmp_path: Path) -
     assert (model.n_layers, model.vocab_sz) == (6, 2048)
 
 
+def test_a_debugmodel_of_before_02_takes_its_vocabulary_from_the_tests_tokenizer(tmp_path: Path) -> None:
+    """300 tokens in the file and 256 reserved ones are 556; without the file the model is asked for."""
+    at = tmp_path / "torchtitan" / "models" / "llama"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text(
+        'llama3_configs = {\n    "debugmodel": ModelArgs(dim=256, n_layers=8, n_heads=16),\n}\n'
+    )
+    (at / "model.py").write_text("class ModelArgs:\n    vocab_size: int = -1  # defined later by tokenizer\n")
+    config = tmp_path / "train_configs" / "debug.toml"
+    config.parent.mkdir()
+    named = 'flavor = "debugmodel"\ntokenizer_path = "./test/assets/test.model"'
+    text = OF_FAMILY.format("llama3", "debugmodel", "batch_size = 8")
+    config.write_text(text.replace('flavor = "debugmodel"', named))
+    with pytest.raises(ConfigError, match=r"debugmodel: releases before .* differ in its layers"):
+        read("auto", str(config), HARDWARE)
+    tokens = tmp_path / "test" / "assets" / "test.model"
+    tokens.parent.mkdir(parents=True)
+    tokens.write_text("".join(f"IQ== {rank}\n" for rank in range(300)))
+    model = to_job(read("auto", str(config), HARDWARE), HARDWARE).model
+    assert (model.n_layers, model.hidden_sz, model.vocab_sz) == (8, 256, 556)
+
+
 def test_emulated_float8_is_not_counted_as_fast(tmp_path: Path) -> None:
     config = tmp_path / "job.toml"
     text = OF_FAMILY.format("llama3", "8B", "local_batch_size = 1").replace(

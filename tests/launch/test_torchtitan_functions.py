@@ -108,6 +108,28 @@ def test_experts_in_float8_are_told_and_counted_in_bf16():
     assert found.config["performance"]["precision"] == "bf16"
 
 
+OWN_CONVERTERS = """
+def llama3_8b_converted() -> Trainer.Config:
+    config = llama3_8b()
+    config.model_converters = ModelConvertersContainer.Config(converters=[Float8LinearConverter.Config({})])
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "precision", "gathered"),
+    [
+        ("", "fp8_tensorwise", None),
+        ("enable_fsdp_float8_all_gather=True", "fp8_tensorwise", True),
+        ('recipe_name="rowwise"', "fp8_rowwise", None),
+    ],
+)
+def test_a_converter_of_the_config_itself_scales_by_tensor_unless_it_names_a_recipe(arguments, precision, gathered):
+    """float8.py before pytorch/torchtitan@6348d93d: recipe_name None, a Float8LinearConfig that scales by tensor."""
+    found = performance("llama3_8b_converted", OWN_CONVERTERS.format(arguments))
+    assert (found.get("precision"), found.get("fp8_params")) == (precision, gathered)
+
+
 @pytest.mark.parametrize(
     ("backend", "ep", "said"),
     [("hybridep", 8, 1.0), ("hybridep", 1, None), ("deepep", 8, None)],

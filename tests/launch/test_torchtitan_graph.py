@@ -86,7 +86,10 @@ def test_a_traced_step_gathers_each_parameter_and_recomputes_only_what_backward_
     ("function", "section"),
     [
         ("long", {"compile": "all", "step_graph": None, "activation_checkpointing_type": "full", "cuda_graphs": True}),
-        ("slow", {"loss_impl": "traced", "step_graph": "traced", "overlap": {"dp": False}, "precision": "fp8_rowwise"}),
+        (
+            "slow",
+            {"loss_impl": "traced", "step_graph": "traced", "overlap": {"dp": False}, "precision": "fp8_tensorwise"},
+        ),
         ("offloads", {"loss_impl": "traced", "step_graph": "simplified"}),
         ("untraced", {"step_graph": None, "activation_checkpointing_type": "none"}),
     ],

@@ -37,6 +37,7 @@ _HYBRID = "a hybrid Mamba model without a pattern of layers"
 _OTHER_MODELS = {
     r"bert": "BERT",
     r"pretrain_(?:t5|ict|retro)": "a model with an encoder",
+    r"mask_?diff|diffusion|llada|(?<![a-z])mdm(?![a-z])": "masked diffusion without causal attention",
     r"mamba|hybrid": _HYBRID,
     r"(?<![a-z])(?:dpo|orpo|kto|ppo|grpo)(?![a-z])": "preference or reinforcement learning",
     r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",

@@ -1,8 +1,8 @@
 """torchtitan's model converters as a precision: torchao's float8, MX and NVFP4 projections; and its overrides of modules.
 
 Sources: pytorch/torchtitan@01db32e9 torchtitan/components/quantization/float8.py, mx.py (TOML: float8 without a recipe name
-scales by tensor), @026c75f2 of the same (config functions: rowwise unless said);
-@b5bcd76c nvfp4.py (config functions alone).
+scales by tensor), @026c75f2 of the same (converters of a model's spec: rowwise unless said), before @6348d93d (a config's own
+`model_converters`: by tensor, as in TOML); @b5bcd76c nvfp4.py (config functions alone).
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ The casts of torchao take about what the products save: forward and backward of 
 (pytorch/ao pull request 2765); a Llama 4 of two layers, projections and experts in float8, 1 to 10 % faster with 16 to 2 experts
 a device (pull request 2864)."""
 _USUAL = {_FLOAT8: "rowwise", _MX: "mxfp8_cublas", _FP4: "nvfp4"}
-"""Recipe of a converter in a config function that names none; of NVFP4 there is one."""
+"""Recipe of a converter of a model's spec that names none; of NVFP4 there is one."""
 _BF16 = {"output", "lm_head", "router.gate", "auto_filter_small_kn"}
 """Modules whose GEMMs are counted in bf16, or that are excluded by their size."""
 
 
-def put_converters(tree: Tree, given: list[Any]) -> None:
-    """Put the converters of a config function into a tree as in a TOML file: their names, and their own sections."""
+def put_converters(tree: Tree, given: list[Any], *, of_spec: bool) -> None:
+    """Put the converters of a config function into a tree as in a TOML file: their names, and their own sections.
+
+    `of_spec`: they are those of the model's spec, whose float8 scales by row where no recipe is named.
+    """
     known = [item for item in given if isinstance(item, dict)]
     of_experts = [item for item in known if _name(item) in EXPERTS]
     if of_experts:
@@ -49,7 +52,8 @@ def put_converters(tree: Tree, given: list[Any]) -> None:
         ]
     for name, item in zip(names, known, strict=True):
         if section := CONVERTERS.get(name):
-            tree[section] = {"recipe_name": _USUAL[section]} | _with_tail(item)
+            usual = {} if section == _FLOAT8 and not of_spec else {"recipe_name": _USUAL[section]}
+            tree[section] = usual | _with_tail(item)
 
 
 def _name(item: Tree) -> str:

@@ -124,6 +124,10 @@ _ARGUMENTS = r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim_multiplier|multiple_
 """Arguments of a flavor of Llama's that are sizes, or have no cost."""
 
 
+_UNSET = re.compile(r"vocab_size: int = -1\b")
+"""Of releases whose models take their vocabulary from the tokenizer."""
+
+
 def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict[str, Any] | None:
     """A flavor of Llama's in the registry of the fork that the config lies in; None where there is none of literal sizes.
 
@@ -132,14 +136,16 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
 
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
-    known = {} if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
+    usual = {} if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     beside = keys.beside or Beside()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
         code = beside.text(f"{folder}/__init__.py") or ""
+        of_tests = flavor == "debugmodel" and _UNSET.search(beside.text(f"{folder}/model.py") or "")
+        known = _of_test_tokenizer(keys, beside) if of_tests else usual
         if nested := nested_sizes(code, flavor):
             default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model.py") or "")
-            usual = {"vocab_size": default[1]} if default else known
-            if own := _own(keys, flavor, listed, usual | {key: str(value) for key, value in nested.items()}, folder):
+            first = {"vocab_size": default[1]} if default else known
+            if own := _own(keys, flavor, listed, first | {key: str(value) for key, value in nested.items()}, folder):
                 return own
         registry = re.split(r"\bllama3_(?:configs|args) *=", code)[-1]
         found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
@@ -151,6 +157,15 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
         if own := _own(keys, flavor, listed, said, folder):
             return own
     return None
+
+
+def _of_test_tokenizer(keys: JobKeys, beside: Beside) -> dict[str, str]:
+    """The vocabulary of the debugmodel's tokenizer, whose file has one token a line; empty where it is not there.
+
+    Source: torchtitan/datasets/tokenizer/tiktoken.py of v0.1.0 (num_reserved_special_tokens = 256).
+    """
+    tokens = len((beside.text(str(keys.values.get("model.tokenizer_path", ""))) or "").splitlines())
+    return {"vocab_size": str(tokens + 256)} if tokens else {}
 
 
 def _own(

@@ -152,7 +152,7 @@ def as_toml(tree: Tree) -> Tree:
         if spec.get("moe_comm_backend") is not None:
             tree.setdefault("parallelism", {})["expert_parallel_comm_backend"] = spec["moe_comm_backend"]
         given += spec.get("converters") or [] if isinstance(spec.get("converters"), list) else []
-    put_converters(tree, given)
+    put_converters(tree, given, of_spec=converters is None)
     checkpointing = tree.get("activation_checkpoint", {})
     if checkpointing is None:
         tree["activation_checkpoint"] = {"mode": "none"}
