@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,6 +50,8 @@ LONG = (
 settings.register_profile("suite", deadline=None, derandomize=True)  # a change passes or fails by what it changed
 settings.register_profile("explore", deadline=None)  # pytest --hypothesis-profile explore: cases nobody has drawn
 settings.load_profile("suite")
+sys.dont_write_bytecode = False  # else each process of the tests compiles what it imports: a second for each command
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 gc.disable()  # until all tests are collected: a quarter of that time
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: shapes here are small, and every core has a process
 

@@ -23,7 +23,7 @@ BASE = Job(
     data={"gbs": 2048, "seqlen": 2048, "microbatch_sz": 1},
     hardware="dgx-h100",
 )
-CASES = yaml.safe_load((Path(__file__).parent / "data" / "broken_rules.yaml").read_text())
+CASES = yaml.load((Path(__file__).parent / "data" / "broken_rules.yaml").read_text(), yaml.CSafeLoader)
 MOE = CASES["moe"]
 BROKEN, ONLY_IN_A_FILE = CASES["broken"], CASES["only_in_a_file"]
 

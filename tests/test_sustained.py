@@ -28,7 +28,7 @@ def number(entry):
 
 
 def document(path):
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 PARTS = {path.stem: document(path) for path in FILES}
