@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from physics_jobs import job
+from physics_jobs import job, machine
 
 from steptime.fsdp.pipeline_chunks import ABSENT, Gradients, ShardedChunk, chunk_bytes
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES
 from steptime.memory.part_memories import PartMemories
@@ -56,6 +57,17 @@ def test_the_first_layers_input(recompute, norm, counted):
         other = last.layers[1].memory if found is last.layers[0].memory else last.added[1]
         assert (other.saved - found.saved, other.forward.bytes - found.forward.bytes) == (counted, X)
         assert other.backward.bytes - found.backward.bytes == counted
+
+
+def test_a_quarter_of_what_layers_keep_is_in_host_memory():
+    """Three quarters of the first layer's input were counted, which the pipeline's buffer has."""
+    host = {"memory_bytes": 1e15, "memory_bytes_per_s": 1.0, "core_bytes_per_s": 1.0}
+    on = Machine(**machine(host_bytes_per_s=1.0).model_dump(exclude={"host"}), host=host)
+    _, (_, last) = chunks(on=on, performance={"activation_offload": 0.25})
+    first, second = (of.memory for of in last.layers)
+    assert second.saved - first.saved == 0.75 * X
+    assert second.backward.bytes - first.backward.bytes == 0.75 * X
+    assert second.forward.bytes - first.forward.bytes == X
 
 
 def test_gradients_from_action_to_action():

@@ -11,6 +11,7 @@ from steptime.job.assembly import Assembly
 from steptime.model.grouped_heads import repeat
 from steptime.model.mtp import rolled, scale
 from steptime.model.ops import Comm, Gemm, Move, Tensor
+from steptime.model.rotary import rotary
 from steptime.model.routing import Rows
 from steptime.model.scans import Chunked
 from steptime.model.shard import Shard
@@ -137,3 +138,19 @@ def test_one_device_shares_nothing():
     """Of what is not said there is one: no sequence is split, and the 8 tokens are its own."""
     alone = Shard(1.0, 8.0, 8.0, 1.0, sp=False, vocab=1024.0, software=load_software("torch"))
     assert (alone.cp, alone.cp_a2a, alone.ep, alone.etp, alone.context_split) == (1, 1, 1, 1, False)
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(1.0, (1.0, 1.0)), (2.0, (2.0, 1.0))])
+def test_rotations_with_tables_of_their_own(ranks, heads):
+    """8 tokens of 128 in bf16, 2,048 B a head: 12 times those of q and k in forward, 14 in backward of a rank's own heads. 2.5 of
+    these are elements that kernels without vector loads read, and 2.5 they write. The tables are cos and sin, for q and for k.
+    """
+    assembly = Assembly(job(performance={"rope_impl": "own_tables"}))
+    [op] = rotary(assembly.job.model, assembly.shard, ("q", "k"), heads, ranks)
+    assert isinstance(op, Move)
+    mine = 2_048 * sum(heads)
+    assert (op.forward_bytes, op.backward_bytes, op.kernels) == (12 * mine * ranks, 14 * mine, 19)
+    assert tuple(op.forward_by_element) == (2.5 * mine / 2 * ranks, 5 * mine * ranks)
+    assert tuple(op.backward_by_element) == (2.5 * mine / 2, 5 * mine)
+    assert [t.bytes for t in op.stats] == [4 * 8 * 128 * 2]
+    assert [t.elements for t in op.outputs] == [1_024 * n * ranks for n in heads]
