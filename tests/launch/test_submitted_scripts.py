@@ -40,6 +40,17 @@ def test_words_to_be_filled_in_are_no_redirections(tmp_path):
     assert str(job(run).performance.precision) == "fp16"
 
 
+def test_words_behind_the_text_of_bash_c_are_its_arguments(tmp_path):
+    """bash -c TEXT NAME ARGUMENT...: $@ are the arguments; 2 nodes of 4 processes over tp 4: dp 2."""
+    run = tmp_path / "run.sh"
+    run.write_text(
+        f"#!/bin/bash\nCMD=(python pretrain_gpt.py {FLAGS} --fp16 --tensor-model-parallel-size 4)\n"
+        'torchrun --nnodes 2 --nproc_per_node 4 --no_python bash -c \'\nexport A=1\nexec "$@"\n\' bash "${CMD[@]}"\n'
+    )
+    found = job(run)
+    assert (found.parallelism.tp, found.parallelism.dp, str(found.performance.precision)) == (4, 2, "fp16")
+
+
 def test_a_here_document_given_to_sbatch_is_the_job(tmp_path):
     """The outer shell fills in $TP; what is behind a backslash is the job's own. 3 nodes of 8 over tp 4: dp 6."""
     run = tmp_path / "run.sh"

@@ -277,7 +277,9 @@ class DryRun:
         if not text or self.depth >= _DEEPEST or len(text) > LARGEST:
             return False
         start = len(self.commands)
-        with self.deeper(self.scope.positional):
+        given = next((i for i, value in enumerate(fields[at:], at) if value.text == text), len(fields))
+        own = fields[given + 2 :] if fields[at].text != "eval" else []  # bash -c TEXT NAME ARGUMENT...
+        with self.deeper(own or self.scope.positional):
             self.block(grammar.parse_shell(text, self.name, line))
         self.started_by(fields[:at], start)
         return True
