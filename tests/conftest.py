@@ -40,6 +40,7 @@ LONG = (
     "tests/bench/test_layouts.py",
     *(f"tests/test_{name}.py" for name in ("report_without_a_plan", "packaging", "browser")),
     "tests/truth/test_mcore_saved.py",
+    "tests/truth/test_mcore_moe.py",
     *(
         f"tests/truth/test_torch_{name}.py"
         for name in ("pipeline", "compile", "fused_qkv", "rowwise", "experts", "peaks")
