@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from steptime.base.num import Num, maximum
 from steptime.cost.nodes import run_by_host
+from steptime.cost.part_seconds import PartTime
+from steptime.cost.work import Work
 from steptime.fsdp import StepSeconds
 from steptime.job.assembly import Assembly
 from steptime.timing.part_times import PartTimes
+
+
+def on_device(parts: PartTimes) -> PartTimes:
+    """The parts without waits for a host that runs a traced graph: FSDP's collectives pass beside kernels alone.
+
+    What passes beside the waits is taken off in `beside_the_host`.
+    """
+    if not run_by_host(parts.assembly.job.software.timing):
+        return parts
+    of = {part: PartTime(*map(without_waits, times)) for part, times in parts.of.items()}
+    replays = {part: without_waits(work) for part, work in parts.whole_replays.items()}
+    return PartTimes(parts.assembly, of, replays)
+
+
+def without_waits(work: Work) -> Work:
+    """A work as long as its kernels take."""
+    return replace(work, launch_s=work.launch_s - work.host_s, host_s=0.0)
 
 
 def with_the_host(assembly: Assembly, parts: PartTimes, found: StepSeconds) -> StepSeconds:

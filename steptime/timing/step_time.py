@@ -23,7 +23,7 @@ from steptime.schedule.orders import described
 from steptime.schedule.sharded import AroundActions
 from steptime.schedule.stage_exchange import exchange_of
 from steptime.timing.data_parallel import DataParallel, data_parallel
-from steptime.timing.node_waits import with_the_host
+from steptime.timing.node_waits import on_device, with_the_host
 from steptime.timing.optimizer import OptimizerStep, optimizer_step
 from steptime.timing.part_times import ChunkTime, PartTimes, Pricing, chunk_times, layer_gap_s, part_times, pricing
 
@@ -247,8 +247,9 @@ def fsdp_seconds(
     Under a pipeline that is by how much longer the schedule takes with them; `pipeline`: its chunks and sends.
     """
     if assembly.job.parallelism.pp == 1:
-        tiers, replay_s = priced.dp_tiers, layer_replays_s(parts, assembly.chunks[0])
-        directions = fsdp.group_seconds(assembly, tiers, parts.of, replay_s, priced.context.rates)
+        tiers, alone = priced.dp_tiers, on_device(parts)
+        replay_s = layer_replays_s(alone, assembly.chunks[0])
+        directions = fsdp.group_seconds(assembly, tiers, alone.of, replay_s, priced.context.rates)
         return with_the_host(assembly, parts, fsdp.step_seconds(assembly, tiers, directions))
     inside = pipeline_fsdp(assembly, priced, parts)
     longer = run_pipeline(assembly.job, *pipeline, inside)
