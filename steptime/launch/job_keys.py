@@ -11,6 +11,7 @@ from typing import Any
 from steptime.base.config import ConfigError, show
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
+from steptime.launch.figure_names import plan_key
 from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
 from steptime.launch.reading import LaunchFlag, Reading, Sets, Status, is_other_model, refusals, still_open
 
@@ -198,7 +199,7 @@ class JobKeys:
             if not rule.beside or (rule.beside in self.values and self._matters(rule)):
                 kind = "default" if status == "used" else status
                 whose = self.defaults_of.get(key, self.table.framework)
-                found.append(LaunchFlag(self.spell(name), text_of(value), kind, f"{whose}: {note}"))
+                found.append(LaunchFlag(self.spell(name), text_of(value), kind, f"{whose}: {plan_key(note)}"))
         return found
 
     def _flag(self, given: GivenKey) -> LaunchFlag:
@@ -207,7 +208,7 @@ class JobKeys:
         status, note = self.fates.get(key) or self._fate(given)
         if by != name and value is not None and self.values[key] != value:
             status, note = "irrelevant", f"{by} overrides it"
-        return LaunchFlag(name, given.shown or text_of(value), status, note)
+        return LaunchFlag(name, given.shown or text_of(value), status, plan_key(note))
 
     def _fate(self, given: GivenKey) -> tuple[Status, str]:
         """The table's use of a key and its value."""
@@ -218,7 +219,7 @@ class JobKeys:
         if rule.status == "irrelevant":
             return "irrelevant", rule.note
         if rule.status == "used" and value is None:
-            return "irrelevant", f"unset: {rule.note}"
+            return "irrelevant", f"unset: {plan_key(rule.note)}"
         if rule.status in {"unmodeled", "approximated"} and _is_off(value, rule):
             return "irrelevant", f"off: {rule.note}"
         if not self._matters(rule):

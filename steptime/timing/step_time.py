@@ -125,8 +125,7 @@ PART_TIMES: Recent[PartTimes] = Recent(16)
 
 def step_time(assembly: Assembly) -> StepTime:
     """The timing of one job."""
-    priced = pricing(assembly.job)
-    job = assembly.job
+    job, priced = assembly.job, pricing(assembly.job)
     of = (assembly.parts, job.performance, priced.context, layer_gap_s(job, priced.context))
     times = PART_TIMES.of(of, lambda: part_times(assembly, priced))
     return time_parts(assembly, priced, times.under(assembly))

@@ -9,6 +9,7 @@ ORDER = [
         "beside",
         "reading",
         "keys",
+        "figure_names",
         "job_keys",
         "devices",
         "named_models",
