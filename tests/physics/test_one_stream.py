@@ -119,7 +119,12 @@ def test_rounds_in_which_a_stage_lists_nothing():
 
 @pytest.mark.parametrize(
     ("schedule", "vpp", "expected"),
-    [("interleaved", 2, "one_stream"), ("gpipe", 2, "one_stream"), ("interleaved", 1, "free"), ("dualpipev", 2, "free")],
+    [
+        ("interleaved", 2, "one_stream"),
+        ("gpipe", 2, "one_stream"),
+        ("interleaved", 1, "free"),
+        ("dualpipev", 2, "free"),
+    ],
 )
 def test_schedules_that_exchanges_hold_up(schedule, vpp, expected):
     """Those of several chunks; DualPipeV's pairs, which are not modeled, send each output as it is ready."""
