@@ -73,13 +73,16 @@ def test_the_intervals_cover_test_rows(lines):
 
 
 def test_mixtures_of_experts_are_slices_of_their_own(lines):
-    """All of them, NVIDIA's frameworks' and other trainers'; the two groups add up, and count as no accelerator or framework."""
+    """All of them, NVIDIA's frameworks' and other trainers'; the two groups add up, and count as no accelerator or framework.
+
+    111 rows of 34 series are few: their fraction has a standard error of 5 %, by which it may leave the range asked of all rows.
+    """
     test = {line["what"]: line for line in lines if line["split"] == "test"}
     whole, *parts = (test[name] for name in interval_coverage.GROUPS)
     assert whole["rows"] == sum(part["rows"] for part in parts)
     inside = sum(part["rows"] * part["covered"] for part in parts)
     assert whole["rows"] * whole["covered"] == pytest.approx(inside)
-    assert 0.75 <= whole["covered"] <= 0.85
+    assert 0.75 - whole["error"] <= whole["covered"] <= 0.85 + whole["error"]
     rest = [line for line in lines if line["what"] not in interval_coverage.GROUPS]
     assert interval_coverage.near_80(lines) == interval_coverage.near_80(rest)
 

@@ -53,7 +53,8 @@ def test_names():
 def test_every_switch_says_where_it_comes_from(name):
     profile = load_software(name)
     axes = Overlap.model_fields.keys() - {"offload"}  # a plan's own
-    switches = set(profile.settings()) - {"overlap"} | {f"overlap.{axis}" for axis in axes}
+    own = {"overlap", "step_graph"}  # a plan's too
+    switches = set(profile.settings()) - own | {f"overlap.{axis}" for axis in axes}
     assert set(profile.sources) == switches
     assert all(len(text) > 8 for text in profile.sources.values())
     assert profile.name == name
@@ -72,7 +73,7 @@ def test_every_switch_is_set_in_the_file_itself(name):
     }  # the machine's, and a plan's own
     assert profile.model_fields_set == set(Software.model_fields) - others
     for cls in SETTING_GROUPS.values():
-        assert set(profile_mapping(name)) >= {each.name for each in fields(cls)} - {"measured"}
+        assert set(profile_mapping(name)) >= {each.name for each in fields(cls)} - {"measured", "node_s", "step_graph"}
 
 
 @pytest.mark.parametrize("name", NAMES + OTHERS)

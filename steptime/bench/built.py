@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "recompute_stops_early": (True,),
     "compile": ("none",),
     "dummy_wgrads": ("none",),
+    "step_graph": ("none",),
     "loss_chunks": (1,),
     "gathered_logits": (False,),
     "vocab_multiple": (1,),
