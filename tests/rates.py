@@ -20,6 +20,7 @@ RATES = Rates(
     plain_share=1.0,
     grouped_share=1.0,
     recipe_flops=400e12,
+    experts_flops=400e12,
     scan_flops=50e12,
     conv_bytes_per_s=1e12,
     elements_per_s=inf,

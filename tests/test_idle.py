@@ -17,6 +17,7 @@ MOE = {
     "permute_fusion": (True, False),
     "router_dtype": ("fp32", "compute"),
     "grouped_gemm": (True, False),
+    "grouped_precision": ("mxfp8_torchao", "fp8_rowwise"),
     "deterministic": (True,),
     "shared_expert_overlap": (True,),
     "overlap_keeps_pieces": (True,),

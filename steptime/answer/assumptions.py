@@ -155,6 +155,7 @@ def _experts(job: Job) -> list[str]:
     permutes = "fused" if how.permute_fusion and not torch else "unfused"
     hybrid = how.dispatcher == "flex" and how.flex_backend == "hybridep"
     products = "grouped GEMMs" if how.grouped_gemm else "one GEMM per expert"
+    products += "" if how.grouped_precision == "none" else f" in {how.grouped_precision}"
     return [
         (
             f"experts: {moe.n_experts // p.ep} of {moe.n_experts} on each of ep {p.ep} devices, "
@@ -189,6 +190,7 @@ def _unproved(job: Job) -> list[str]:
         "fused activation": software.kernels.activation_impl == "fused",
         "fused cross-entropy": software.kernels.loss_impl == "fused",
         f"{software.precision} projections": software.recipe is not None,
+        f"{software.moe.grouped_precision} products of experts": software.moe.grouped_precision != "none",
         f"context parallelism by {job.cp_comm_type}": job.parallelism.cp > 1,
     }
     names = [name for name, used in kernels.items() if used]

@@ -135,6 +135,7 @@ class KnownRates(NamedTuple):
             plain_share=1.0,
             grouped_share=1.0,
             recipe_flops=flops,
+            experts_flops=flops,
             scan_flops=flops,
             conv_bytes_per_s=self.bytes_per_s,
             elements_per_s=inf,

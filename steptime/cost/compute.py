@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, made, maximum, where
+from steptime.cost.product_rates import asymptote_of, grouped_rate, wgrad_share
 from steptime.cost.rates import Rates
 from steptime.model.ops import VECTORIZED, Attention, ByElement, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
@@ -81,21 +82,20 @@ def depth_overhead(op: Gemm, r: Rates) -> float:
     8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches 1,382 (Azure/AI-benchmarking-guide@8fd0c6e
     Azure_Results/ND_H100_v5_results.md).
     """
-    own = K_OVERHEAD if r.gemm_overhead_k is None else r.gemm_overhead_k
-    return own * (r.recipe_flops / r.gemm_flops) if op.recipe else own
+    return (K_OVERHEAD if r.gemm_overhead_k is None else r.gemm_overhead_k) * (asymptote_of(op, r) / r.gemm_flops)
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus its kernels' fixed time."""
-    fixed, asymptote, kernels = r.gemm_kernel_s, r.gemm_flops, op.kernels
+    fixed, asymptote, kernels = r.gemm_kernel_s, asymptote_of(op, r), op.kernels
     if op.routed:
-        rate = rate * (r.grouped_share if op.grouped else 1.0) * op.m / (op.m + GROUP_ROWS)
+        rate = rate * grouped_rate(op, r) * op.m / (op.m + GROUP_ROWS)
     if op.recipe:
-        asymptote, fixed = r.recipe_flops, fixed + op.recipe.scale_kernels * r.move_kernel_s
+        fixed = fixed + op.recipe.scale_kernels * r.move_kernel_s
     elif not op.params:
         asymptote = asymptote * where(aligned(op), 1.0, r.plain_share)
-    flops = op.flops
     shape = shape_efficiency(m, n, k, op.count / kernels, r.sm_count, depth_overhead(op, r))
+    flops = op.flops
     compute, bandwidth = flops / (asymptote * rate * shape), bytes_ / r.bytes_per_s
     seconds = maximum(compute, bandwidth) + fixed * kernels
     return made(Pass, (flops / op.load, bytes_, compute, bandwidth, seconds, kernels))
@@ -207,10 +207,7 @@ def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict
 
 
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
-    """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates.
-
-    Frozen weights have no wgrad.
-    """
+    """dgrad: m x n by n x k. wgrad, unless frozen: k x m by m x n, into the gradient's own dtype, read first to accumulate."""
     _, dgrad, wgrad = gemm_traffic(op, r)
     rate = op.recipe.backward_rate if op.recipe else 1.0
     second = gemm_pass(op, r, op.m, op.k, op.n, total(dgrad), rate)
@@ -219,7 +216,7 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     if op.recipe and op.recipe.casts and op.recipe.casts.plain_wgrad:
         plain = replace(op, recipe=None)
         return second, gemm_pass(plain, r, op.k, op.n, op.m, total(gemm_traffic(plain, r)[2]), WGRAD_RATE)
-    return second, gemm_pass(op, r, op.k, op.n, op.m, total(wgrad), rate * (WGRAD_RATE if op.params else 1.0))
+    return second, gemm_pass(op, r, op.k, op.n, op.m, total(wgrad), rate * wgrad_share(op, WGRAD_RATE))
 
 
 def operand_casts(op: Op, r: Rates) -> Pass:
@@ -240,7 +237,8 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
     if any(len(p.shape) == 1 for p in op.params):
         seconds = seconds + move_pass(op.m * op.n * op.count * op.itemsize, op.kernels, r).time_s
     if op.recipe:
-        seconds = seconds + move_pass(op.cast_bytes, op.cast_kernels, r, op.cast_slow).time_s
+        casts = move_pass(op.cast_bytes, op.cast_kernels, r, op.cast_slow)
+        seconds = seconds + (casts.time_s + op.in_turn_s * r.slowness)
     if is_column(r.accumulate_bytes) or r.accumulate_bytes:
         added_s = move_pass(op.k * op.n * op.count * r.accumulate_bytes, op.kernels, r).time_s
         seconds = seconds + where(r.accumulate_bytes > 0.0, added_s, 0.0)

@@ -8,6 +8,7 @@ from steptime.hardware.machine import Tier
 RATES = (
     "gemm_flops",
     "recipe_flops",
+    "experts_flops",
     "attention_forward_flops",
     "attention_backward_flops",
     "bytes_per_s",

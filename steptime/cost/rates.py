@@ -4,6 +4,7 @@ from math import inf
 from typing import NamedTuple
 
 from steptime.base.recent import Recent
+from steptime.cost.expert_rates import experts_flops
 from steptime.hardware.machine import Accelerator
 from steptime.software.efficiency import compute_factor, efficiency, sustained_share
 from steptime.software.performance import EAGER_TORCH, Software
@@ -113,6 +114,8 @@ class Rates(NamedTuple):
     """Rate of grouped products divided by `gemm_flops`, before the loss from few rows per expert."""
     recipe_flops: float
     """Asymptote of a GEMM of quantized operands."""
+    experts_flops: float
+    """The same of torchao's grouped products of experts."""
     scan_flops: float
     """Rate of the matrix products inside a state-space scan."""
     conv_bytes_per_s: float
@@ -185,6 +188,7 @@ def added_rates(accelerator: Accelerator, software: Software) -> Rates:
         plain_share=plain_share(accelerator, dtype),
         grouped_share=grouped_share(accelerator, software, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow_gemm,
+        experts_flops=experts_flops(accelerator, software, sustained_flops) / slow_gemm,
         scan_flops=accelerator.sm_count * SCAN_FLOPS_PER_SM / slow if accelerator.sm_count else peak * SCAN_SHARE,
         conv_bytes_per_s=min(copy_rate * software.timing.move_rate, sms * CONV_BYTES_PER_SM / slow),
         elements_per_s=sms * ELEMENTS_PER_SM / slow,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import maximum
+from steptime.job.grouped_rules import grouped_refusal
 from steptime.job.limits import Rule
 from steptime.job.megatron_expert_rules import MEGATRON_EXPERT_RULES
 from steptime.model.model import Moe
@@ -33,6 +34,7 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "experts": moe,
         "experts_run": software.moe,
         "fused_activation": fused_activation(model, software),
+        "grouped_refusal": grouped_refusal(model, software),
         "megatron_only": next((key for key, said in megatron_only(moe, model, software).items() if said), ""),
     }
 
@@ -169,6 +171,12 @@ EXPERT_RULES = [
                 & (f.experts_run.flex_backend == "hybridep")
             )
         ),
+    ),
+    Rule(
+        "experts in low precision",
+        "performance.moe.grouped_precision",
+        "{f.experts_run.grouped_precision} {f.grouped_refusal}; use none",
+        lambda f: not f.grouped_refusal,
     ),
     # token_dispatcher.py, MoEFlexTokenDispatcher: "Flex token dispatcher requires TPxEP > 1"
     Rule(

@@ -49,6 +49,7 @@ class Facts(NamedTuple):
     expert_tp_degree: Num  # 0 where not set
     experts: Moe
     experts_run: MoeSettings
+    grouped_refusal: str
     fused_activation: bool
     megatron_only: str  # a key of model.moe that only Megatron's experts support
     kinds: frozenset[str]  # of layer in model.layers or model.hybrid_pattern

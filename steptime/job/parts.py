@@ -83,7 +83,8 @@ class Part:
     @cached_property
     def n_quantized(self) -> Num:
         """Parameters on one device that a recipe quantizes: the weights of its projections."""
-        weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if p.multiplies]
+        found = [op for op in self.ops if isinstance(op, Gemm) and op.recipe and not op.recipe.of_experts]
+        weights = [p for op in found for p in op.params if p.multiplies]
         return sum(p.local(self.tp, self.experts) for p in weights)
 
 

@@ -276,7 +276,7 @@ class BackwardWalk:
 
 def quantized_gradients(op: Gemm) -> Num:
     """Bytes of the quantized gradient of a projection's output, and of its input where only the other direction is kept."""
-    if op.recipe is None:
+    if op.recipe is None or op.recipe.of_experts:  # whose casts are among `Gemm.temp_bytes`
         return 0.0
     recipe = op.recipe
     inputs = 0.0 if op.keeps_columns or recipe.copies == 1.0 else op.m * op.k

@@ -175,6 +175,8 @@ class Gemm(Op):
     """Bytes that backward moves to quantize and transpose operands [B]."""
     cast_kernels: float = 0.0
     cast_slow: ByElement = VECTORIZED
+    in_turn_s: Num = 0.0
+    """Seconds of kernels in backward that pass the rows of a group one block after another."""
     forward_cast: Casting = NO_CAST
     """What forward quantizes: the weight, and the input where no other projection reads its cast."""
     keeps_columns: bool = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from steptime.base.num import Num, ceil, minimum, same, where
+from steptime.model.grouped_casts import padded_to
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.router_choice import Routing
 
@@ -108,8 +109,24 @@ class Rows:
         The most that can arrive are all experts per token of every rank's tokens, or all of this rank's experts.
         """
         if self.capacity_share is None:
-            return self.here
+            return self.here + self.padding
         return self.capacity_share * self.ranks * self.tokens * minimum(self.moe.experts_per_token, self.local_experts)
+
+    @property
+    def padding(self) -> Num:
+        """Rows by which the groups of experts are padded for products in low precision.
+
+        torchao's permutation has room for the most (pytorch/ao@36027d82 torchao/prototype/moe_training/ep/permute.py,
+        permute_and_pad: x.shape[0] + num_local_experts * alignment); HybridEP pads the groups that arrive, by half in the mean.
+        """
+        multiple = padded_to(self.shard)
+        if multiple == 1.0:
+            return 0.0
+        return (
+            self.local_experts
+            * multiple
+            * (0.5 if self.shard.software.moe.dispatcher == "flex" and self.spread else 1.0)
+        )
 
     @property
     def map_kept(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.model import async_ep, summed_product
 from steptime.model.dispatch import dense_scores, gathered_maps, own_buffers
 from steptime.model.ops import VECTORIZED, ByElement, Comm, Move, Op, Tensor
+from steptime.model.padded_groups import padded, without_padding
 from steptime.model.routing import FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer
 from steptime.software.profiles import without_release
@@ -67,9 +68,10 @@ def _sorted(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
     gathered = _gathered(rows, routed, rows.tokens * h * size)
     ops.append(Move("moe.permute", (x,), (routed,), (tokens.name,), **gathered, kernels=2.0, role="moe"))
     if not rows.spread:
-        return ops, routed.name
-    arrived, here = Tensor("moe.arrived", rows.received * h, size), Tensor("moe.rows", rows.here * h, size)
-    places = Tensor("moe.places", rows.here, INT64)
+        made, x = padded(rows, routed.name)
+        return [*ops, *made], x
+    arrived, here = Tensor("moe.arrived", rows.received * h, size), Tensor("moe.rows", rows.room * h, size)
+    places = Tensor("moe.places", rows.room, INT64)
     counts = INT64 * rows.moe.n_experts
     return [
         *ops,
@@ -199,6 +201,8 @@ def combine(rows: Rows, x: str, probs: str) -> Sublayer:
         ops.append(Move("moe.local_unpermute", (x,), (back,), ("moe.places",), (), (), copied, copied, 2.0, role="moe"))
         ops.append(_to_all("moe.combine", back.name, home, rows.received * h * size))
         x = home.name
+    else:
+        ops, x = without_padding(rows, x)
     if summed_product.applies(rows):
         return [*ops, *summed_product.summed(rows, x)], "moe.out"
     made, weighed = weigh(rows, x, rows.sent * h)

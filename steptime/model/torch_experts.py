@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from steptime.base.num import same
 from steptime.model import async_ep
 from steptime.model.experts_in_turn import in_turn, joined
+from steptime.model.grouped_casts import low_precision
 from steptime.model.mlp import Words, feed_forward, gated
 from steptime.model.ops import Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, cast
@@ -279,4 +280,5 @@ def _product(
         grouped=shard.software.moe.grouped_gemm,
         load=rows.load,
         role="moe",
+        **low_precision(shard, rows.local_experts, rows.room, k, n),
     )

@@ -12,6 +12,7 @@ from steptime.answer.tables import kind_label
 from steptime.base.rows import CollectiveRow, GemmRow
 from steptime.base.words import counted
 from steptime.cost import compute
+from steptime.cost.product_rates import asymptote_of, grouped_rate, wgrad_share
 from steptime.cost.rates import Rates, peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report import explain_interval
@@ -122,18 +123,25 @@ def _gemm_sources(row: GemmRow, estimate: Estimate) -> FactList:
     """The sustained rate of a product's dtype, and the constants of all."""
     rates, software, op = estimate.timing.rates, estimate.job.software, _op(row, estimate)
     if op.recipe:
-        return gemm_constants(
-            estimate, rates.recipe_flops, peak_dtype(estimate.job.machine.accelerator, software.precision)
-        )
+        return gemm_constants(estimate, asymptote_of(op, rates), _dtype(op, estimate))
     return gemm_constants(estimate, rates.gemm_flops, software.compute_dtype)
 
 
 def _peak(row: GemmRow, estimate: Estimate) -> float:
     """Dense peak of the dtype that a product runs in."""
-    device, software = estimate.job.machine.accelerator, estimate.job.software
-    if software.recipe is None or _op(row, estimate).recipe:
+    device, software, op = estimate.job.machine.accelerator, estimate.job.software, _op(row, estimate)
+    of_experts = op.recipe is not None and op.recipe.of_experts
+    if not of_experts and (software.recipe is None or op.recipe):
         return estimate.throughput.peak_flops_used
-    return device.peak_flops[peak_dtype(device, software.compute_dtype)]
+    return device.peak_flops[_dtype(op, estimate)]
+
+
+def _dtype(op: Gemm, estimate: Estimate) -> str:
+    """The rate of the device that a product runs at."""
+    device, software = estimate.job.machine.accelerator, estimate.job.software
+    if op.recipe is not None and op.recipe.of_experts:
+        return next(rate for rate in op.recipe.rates if rate in device.peak_flops)
+    return peak_dtype(device, software.precision if op.recipe else software.compute_dtype)
 
 
 def _op(row: GemmRow, estimate: Estimate) -> Gemm:
@@ -148,7 +156,7 @@ def _op(row: GemmRow, estimate: Estimate) -> Gemm:
 def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:
     """A rate as the sustained one times the factors for depth, kind of product, and waves of tiles."""
     rates, op = estimate.timing.rates, _op(row, estimate)
-    sustained = rates.recipe_flops if op.recipe else rates.gemm_flops
+    sustained = asymptote_of(op, rates)
     overhead = compute.depth_overhead(op, rates)
     kinds = {name: share for name, share in _kinds(row, op, rates) if share != 1.0}
     rest = rate / (sustained * row.k / (row.k + overhead) * prod(kinds.values()))
@@ -164,11 +172,11 @@ def _kinds(row: GemmRow, op: Gemm, rates: Rates) -> Iterator[tuple[str, float]]:
     elif not compute.aligned(op):
         yield "no tensor cores", rates.plain_share
     if op.params:
-        yield "WGRAD_RATE", {"wgrad": compute.WGRAD_RATE}.get(row.pass_, 1.0)
+        yield "WGRAD_RATE", {"wgrad": wgrad_share(op, compute.WGRAD_RATE)}.get(row.pass_, 1.0)
     if op.routed:
         rows = whole(float(op.m))
         yield f"{rows} / ({rows} + GROUP_ROWS {compute.GROUP_ROWS:g}) =", float(op.m / (op.m + compute.GROUP_ROWS))
-        yield "grouped", rates.grouped_share if op.grouped else 1.0
+        yield "grouped", grouped_rate(op, rates)
 
 
 def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:

@@ -64,6 +64,10 @@ class Recipe(NamedTuple):
     """Whether the forward product accumulates in fp32 over short stretches, as backward products always do."""
     casts: Casts | None = None
     """Of a recipe of torchao; TransformerEngine's have none."""
+    of_experts: bool = False
+    """Whether it is that of torchao's grouped products of experts (`grouped_precision`), with rates of their own."""
+    wgrad_rate: float | None = None
+    """Rate of the product for the weight's gradient divided by the others'; None: as that of products in bf16."""
     # the fields below depend on the machine: set by `recipe`
     copies: float = 2.0
     """Quantized copies of each tensor: by rows for the forward product, by columns for the backward ones."""
@@ -87,7 +91,7 @@ _FP4_CASTS = (4.0 + 2.0 * (0.5 + _NV), 0.0, 4.0 + 2.0 * (0.5 + _NV), 4.0 + 2.0 *
 """pytorch/ao@36027d82 torchao/prototype/moe_training/nvfp4_training/nvfp4_linear.py: input, nothing again, gradient, weight."""
 
 
-def _torchao(
+def torchao_recipe(
     name: str, itemsize: float, casts: Casts, *, gather: float = 2.0, rates: tuple[str, ...] = ("fp8",)
 ) -> Recipe:
     """A recipe of torchao: `gather` bytes per element in FSDP's all-gather, where weights go out quantized."""
@@ -137,12 +141,12 @@ RECIPES: dict[str, Recipe] = {
             column_reads=1.0, gaps=3.0,
         ),
         # by tensor: read 2 and written 1 forward, the same backward; a gradient's maximum first, then both layouts
-        _torchao("fp8_tensorwise", 1.0, Casts(3.0, 3.0, 6.0, 8.0), gather=1.0),
-        _torchao("fp8_rowwise", 1.0, Casts(3.0, 5.0, 8.0, 10.0)),
-        _torchao("fp8_rowwise_gw_hp", 1.0, Casts(3.0, 0.0, 3.0, 6.0, plain_wgrad=True)),
-        _torchao("mxfp8_torchao", 1.0 + _MX, Casts(3.0, 3.0, 6.0, 6.0), rates=("mxfp8", "fp8")),
+        torchao_recipe("fp8_tensorwise", 1.0, Casts(3.0, 3.0, 6.0, 8.0), gather=1.0),
+        torchao_recipe("fp8_rowwise", 1.0, Casts(3.0, 5.0, 8.0, 10.0)),
+        torchao_recipe("fp8_rowwise_gw_hp", 1.0, Casts(3.0, 0.0, 3.0, 6.0, plain_wgrad=True)),
+        torchao_recipe("mxfp8_torchao", 1.0 + _MX, Casts(3.0, 3.0, 6.0, 6.0), rates=("mxfp8", "fp8")),
         # of each tensor its maximum 2, then read 2 and written in both directions
-        _torchao("nvfp4_torchao", 0.5 + _NV, Casts(*_FP4_CASTS, kept=True), rates=("nvfp4", "fp4")),
+        torchao_recipe("nvfp4_torchao", 0.5 + _NV, Casts(*_FP4_CASTS, kept=True), rates=("nvfp4", "fp4")),
     )
 }  # fmt: skip
 """Sources, by column:

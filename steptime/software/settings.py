@@ -11,6 +11,7 @@ from steptime.base.config import Config
 from steptime.base.records import Switches
 from steptime.base.units import SECOND_UNITS, Seconds, read_quantity
 from steptime.schedule.stage_exchange import Exchange
+from steptime.software.grouped_precision import GroupedPrecision
 
 S = TypeVar("S", bound=Switches)
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -243,6 +244,8 @@ class MoeSettings(Config):
     """Dtype of the router's logits and probabilities."""
     grouped_gemm: bool = True
     """One grouped GEMM for all local experts (TEGroupedMLP); else one GEMM per expert."""
+    grouped_precision: GroupedPrecision = "none"
+    """Recipe of torchao in which torchtitan's grouped products of experts run; none: the compute dtype."""
     fused_mlp: bool = False
     """Activation, bias and casts between the GEMMs run in their epilogues (--use-transformer-engine-op-fuser;
     TransformerEngine transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d)."""

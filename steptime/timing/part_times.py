@@ -216,7 +216,8 @@ def more_launches(ops: list[Op], graphs: Graphs, layers: float) -> Num:
 def launches(op: Op) -> Num:
     """Kernels of an op, forward, that have a gap of their own; those of one expert after another run without a pause."""
     if isinstance(op, Gemm):
-        return 1.0 + (op.count - 1.0) / EXPERT_STREAMS if op.grouped else op.kernels
+        called = 1.0 + (op.count - 1.0) / EXPERT_STREAMS if op.grouped else op.kernels
+        return called + op.forward_cast.kernels if op.recipe and op.recipe.of_experts else called
     if isinstance(op, Comm):
         return 1.0 if op.kind is not None else 0.0
     if not isinstance(op, Move) or op.looped:

@@ -56,6 +56,18 @@ EXPRESSIBLE = {
     ),
     "405B": lambda: plan("llama3-405b", 512, {"tp": 8}, {"gbs": 128}, compile="all"),
     "V3": lambda: plan("deepseek-v3", 512, {"ep": 1}, V3 | {"microbatch_sz": 4}, loss_impl="compiled"),
+    "V3 with experts in MX": lambda: plan(
+        "deepseek-v3", 512, {"ep": 64}, V3, "dgx-b200", compile="all", moe={"grouped_precision": "mxfp8_torchao"}
+    ),
+    "V3 in float8": lambda: plan(
+        "deepseek-v3",
+        512,
+        {"ep": 64},
+        V3,
+        compile="all",
+        precision="fp8_rowwise",
+        moe={"grouped_precision": "fp8_rowwise"},
+    ),
     "V3 in a pipeline": lambda: plan("deepseek-v3", 512, {"pp": 8, "ep": 64, "layers_per_stage": "auto"}, V3),
     "qwen3": lambda: plan("qwen3-32b", rope_impl="composite"),
     "scout": lambda: plan("llama4-scout", 256, data={"gbs": 512}),
@@ -181,3 +193,10 @@ def test_no_key_that_the_last_job_config_lacks():
     written = write(plan(layout={"tp": 2, "sp": False}), "torchtitan")
     assert "sequence_parallel" not in written.text
     assert written.stated["parallelism.sp"] is False
+
+
+def test_experts_with_weight_gradients_in_bf16_are_left_out():
+    """torchtitan v0.2.2 has one recipe of quantize.grouped_mm.mx, mxfp8 (torchtitan/config/job_config.py, MXGroupedMM)."""
+    said = {"compile": "all", "moe": {"grouped_precision": "mxfp8_torchao_wgrad_hp"}}
+    written = write(plan("deepseek-v3", 512, {"ep": 64}, V3, "dgx-b200", **said), "torchtitan")
+    assert written.left_out["performance.moe.grouped_precision"] == "mxfp8_torchao_wgrad_hp"

@@ -79,7 +79,7 @@ def test_replicas_shards_and_every_second_block():
 
 def test_what_changes_cost_and_is_not_modeled_is_an_error_until_it_is_allowed():
     text = MINIMAL.replace(
-        'flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8", "quantize.grouped_mm.float8"]'
+        'flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8", "quantize.linear.other"]'
     )
     found = read_torchtitan("a.toml", text)
     assert [flag.name for flag in found.of("unmodeled")] == ["model.converters"]
@@ -301,6 +301,23 @@ def test_experts_that_tokens_take_in_turn(library, ranks):
     found, free = experts(("[parallelism]", lines), forced)["model"], experts(("[parallelism]", lines))["model"]
     assert found["moe"].get("node_limit") == ranks
     assert free["moe"].get("node_limit") is None
+
+
+@pytest.mark.parametrize(
+    ("converter", "section", "said"),
+    [
+        ("mx", '[quantize.grouped_mm.mx]\nfqns = ["experts"]', "mxfp8_torchao"),
+        ("mx", '[quantize.grouped_mm.mx]\nrecipe_name = "mxfp8"\nfqns = "experts"', "mxfp8_torchao"),
+        ("float8", '[quantize.grouped_mm.float8]\nfqns = ["experts"]', "fp8_rowwise"),
+        ("mx", "[quantize.grouped_mm.mx]\nfqns = []", None),
+    ],
+)
+def test_products_of_experts_in_low_precision(converter, section, said):
+    """quantize.grouped_mm of v0.2.2 converts the modules that fqns names; the projections stay in bf16."""
+    lines = ('"8B"', f'"16B"\nconverters = ["quantize.grouped_mm.{converter}"]')
+    found = config(("[model]", 'name = "deepseek_v3"'), lines, ('mode = "none"', f'mode = "none"\n{section}'))
+    assert found["performance"].get("moe", {}).get("grouped_precision") == said
+    assert found["performance"]["precision"] == "bf16"
 
 
 @pytest.mark.parametrize("library", ["hybridep", "minimal_async_ep"])

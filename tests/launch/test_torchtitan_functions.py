@@ -97,15 +97,36 @@ def test_an_unknown_share_is_an_error():
     assert "bf16_tail_fraction: computed (share_of(config))" in line
 
 
-def test_experts_in_float8_are_told_and_counted_in_bf16():
-    """deepseek_v3_671b_float8: its projections in float8; its experts' products are listed as approximated."""
+def test_experts_in_float8():
+    """deepseek_v3_671b_float8: its projections and its experts' products in float8 by rows; or these alone."""
     found = read_torchtitan("deepseek_v3/config_registry.py:deepseek_v3_671b_float8", DEEPSEEK, {"NGPU": "256"})
     assert found.config["performance"]["precision"] == "fp8_rowwise"
-    assert "quantize.experts.converter" in [flag.name for flag in found.of("approximated")]
+    assert found.config["performance"]["moe"]["grouped_precision"] == "fp8_rowwise"
+    assert "quantize.experts.converter" in [flag.name for flag in found.of("used")]
     assert found.of("unmodeled") == []
     alone = DEEPSEEK.replace('Float8LinearConverter.Config(filter_fqns=["lm_head", "router.gate"]),', "")
     found = read_torchtitan("deepseek_v3/config_registry.py:deepseek_v3_671b_float8", alone, {"NGPU": "256"})
     assert found.config["performance"]["precision"] == "bf16"
+    assert found.config["performance"]["moe"]["grouped_precision"] == "fp8_rowwise"
+
+
+@pytest.mark.parametrize(
+    ("said", "recipe", "told"),
+    [
+        ("pad_multiple=128", "mxfp8_torchao", []),
+        ('recipe_name="mxfp8_rceil"', "mxfp8_torchao", []),
+        ('recipe_name="mxfp8_wgrad_with_hp"', "mxfp8_torchao_wgrad_hp", []),
+        ('recipe_name="mxfp4"', "mxfp8_torchao", ["quantize.experts.recipe_name"]),
+        ("pad_multiple=32", "mxfp8_torchao", ["quantize.experts.pad_multiple"]),
+    ],
+)
+def test_experts_in_mxfp8(said, recipe, told):
+    """MXFP8GroupedExpertsConverter.Config: recipe_name, and pad_multiple, 128 on compute capability 10."""
+    text = DEEPSEEK.replace("Float8GroupedExpertsConverter.Config(", f"MXFP8GroupedExpertsConverter.Config({said}, ")
+    found = read_torchtitan("deepseek_v3/config_registry.py:deepseek_v3_671b_float8", text, {"NGPU": "256"})
+    assert found.config["performance"]["moe"]["grouped_precision"] == recipe
+    assert [flag.name for flag in found.of("approximated") if "experts" in flag.name] == told
+    assert found.of("unmodeled") == []
 
 
 OWN_CONVERTERS = """
@@ -135,8 +156,12 @@ def test_a_converter_of_the_config_itself_scales_by_tensor_unless_it_names_a_rec
     [("hybridep", 8, 1.0), ("hybridep", 1, None), ("deepep", 8, None)],
 )
 def test_room_for_rows_that_hybridep_does_not_wait_for(backend, ep, said):
-    """deepseek_v3_16b_hybridep: non_blocking_capacity_factor 1.0; the other dispatchers of torchtitan have none."""
-    text = DEEPSEEK.replace('"671B",', f'"16B", moe_comm_backend="{backend}", non_blocking_capacity_factor=1.0,')
+    """deepseek_v3_16b_hybridep: non_blocking_capacity_factor 1.0; the other dispatchers of torchtitan have none.
+
+    DeepEP pads no rows, so that swap_token_dispatcher refuses the converter of experts: left out.
+    """
+    text = DEEPSEEK.replace("Float8GroupedExpertsConverter.Config(model_compile_enabled=False),", "")
+    text = text.replace('"671B",', f'"16B", moe_comm_backend="{backend}", non_blocking_capacity_factor=1.0,')
     text = text.replace("expert_parallel_degree=2", f"expert_parallel_degree={ep}")
     found = read_torchtitan("deepseek_v3/config_registry.py:deepseek_v3_671b_float8", text, {"NGPU": "8"})
     moe = found.config["performance"].get("moe", {})

@@ -14,6 +14,7 @@ from typing import Any
 from steptime.launch.config_functions import Tree
 from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.torchtitan.grouped_experts import CLASSES, TOML_NAMES
 
 _FLOAT8, _MX, _FP4 = "quantize.linear.float8", "quantize.linear.mx", "quantize.linear.nvfp4"
 CONVERTERS = {
@@ -21,12 +22,6 @@ CONVERTERS = {
     "NVFP4LinearConverter": _FP4,
 }  # fmt: skip
 """Name of a converter -> its section of a TOML file since 0.2."""
-EXPERTS = {"Float8GroupedExpertsConverter", "MXFP8GroupedExpertsConverter"}
-"""Converters of the products of routed experts, which are counted in bf16.
-
-The casts of torchao take about what the products save: forward and backward of 16,640 rows of 16 experts at 0.82 of bf16's speed
-(pytorch/ao pull request 2765); a Llama 4 of two layers, projections and experts in float8, 1 to 10 % faster with 16 to 2 experts
-a device (pull request 2864)."""
 _USUAL = {_FLOAT8: "rowwise", _MX: "mxfp8_cublas", _FP4: "nvfp4"}
 """Recipe of a converter of a model's spec that names none; of NVFP4 there is one."""
 _BF16 = {"output", "lm_head", "router.gate", "auto_filter_small_kn"}
@@ -39,9 +34,10 @@ def put_converters(tree: Tree, given: list[Any], *, of_spec: bool) -> None:
     `of_spec`: they are those of the model's spec, whose float8 scales by row where no recipe is named.
     """
     known = [item for item in given if isinstance(item, dict)]
-    of_experts = [item for item in known if _name(item) in EXPERTS]
+    of_experts = [item for item in known if _name(item) in CLASSES]
     if of_experts:
-        tree["quantize.experts"] = {"converter": _name(of_experts[0])}
+        own = {key: value for key, value in of_experts[0].items() if key in {"recipe_name", "pad_multiple"}}
+        tree["quantize.experts"] = {"converter": _name(of_experts[0])} | own
         known = [item for item in known if item not in of_experts]
         given = [item for item in given if item not in of_experts]
     names = [_name(item) for item in known]
@@ -75,7 +71,8 @@ def _with_tail(item: Tree) -> Tree:
 
 def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool) -> dict[str, Any]:
     """`precision`, and `fp8_params` where FSDP gathers weights in float8; nothing without a converter that is modeled."""
-    key, named = "model.converters", keys.words("model.converters")
+    key = "model.converters"
+    named = [name for name in keys.words(key) if name not in TOML_NAMES]
     switch = "float8.enable_float8_linear"
     if (said := str(keys.get(switch) or "false").lower()) in {"true", "dynamic"}:
         named = [*named, _FLOAT8]

@@ -18,6 +18,7 @@ from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
 from steptime.launch.torchtitan.forced_balance import balanced
 from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
+from steptime.launch.torchtitan.grouped_experts import grouped_of
 
 _P = "parallelism."
 ATTENTION_KERNELS = {
@@ -94,6 +95,8 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
         | (graph_of(keys, experts=bool(experts)) if traced else checkpointing_of(keys))
     )
     performance |= experts.get("performance", {})
+    if grouped := grouped_of(keys, experts=bool(experts)):
+        performance["moe"] = performance.get("moe", {}) | grouped
     if degrees.fsdp and keys.on("training.enable_cpu_offload"):
         performance["cpu_offload"] = {"params": True}
     batch = batch_of(keys, degrees.dp, degrees.pp)

@@ -16,6 +16,8 @@ from steptime.launch.write.plain_keys import word_for
 
 ASYNC_TP = "parallelism.enable_async_tensor_parallel"
 _FLOAT8, _MX = "quantize.linear.float8", "quantize.linear.mx"
+_GROUPED = {"mxfp8_torchao": "quantize.grouped_mm.mx", "fp8_rowwise": "quantize.grouped_mm.float8"}
+"""Precision of experts -> its converter; of weight gradients in bf16 there is none in 0.2.2."""
 _COMPONENTS = {"all": ["model", "loss"], "blocks": ["model"]}
 
 
@@ -44,6 +46,14 @@ def refuses_mx(job: Job) -> bool:
 
 
 def converter_keys(job: Job, config: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
+    """The converters of a plan's precision and of its experts', and their sections."""
+    found, grouped = _of_projections(job, config, table), _GROUPED.get(job.software.moe.grouped_precision)
+    if job.model.moe is None or grouped is None:
+        return found
+    return found | {"model.converters": [*found.get("model.converters", []), grouped], f"{grouped}.fqns": ["experts"]}
+
+
+def _of_projections(job: Job, config: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """The converter of a plan's precision and its section; empty where it has none, or nothing is sharded.
 
     The head and the router stay in bf16, as they are counted. float8 asserts that no recipe is named where FSDP gathers in
