@@ -14,6 +14,7 @@ parallelism: {tp: 8, pp: 2, dp: 64}
 data: {gbs: 2048, seqlen: 2048, microbatch_sz: 1}
 hardware: {node_type: dgx-h100}
 """
+COMMA = "data.024: a comma separates keys; write numbers without it (1024)"
 
 
 def problems(text=PLAN, *sets):
@@ -50,6 +51,7 @@ def test_the_plan_itself_is_sound():
             "performance.recompute={granularity: full, metod: block}",
             "performance.recompute.metod: unknown key (got 'block'); did you mean 'method'?",
         ),
+        ("data={gbs: 2048, seqlen: 2048, microbatch_sz: 1,024}", COMMA),
         # wrong types
         ("parallelism.tp=eight", "parallelism.tp: expected a whole number (got 'eight')"),
         ("parallelism.tp=8.5", "parallelism.tp: expected a whole number (got 8.5)"),

@@ -244,7 +244,7 @@ def test_a_step_that_waits_for_its_host_says_so():
     found = estimate(job)
     [line] = [line for line in found.assumptions if line.startswith("host-bound")]
     assert re.match(
-        r"host-bound: the device waits for kernel launches during \d\d % of the step \(counted as launch gaps\); larger ",
+        r"host-bound: the device waits for kernel launches during \d\d % of the step \(part of the launch gaps\); larger ",
         line,
     )
     assert found.time.parts_s["launch"] > found.step_s / 2

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import jobs
 import pytest
 from made_estimate import GIB, gemm, job, made
 
@@ -197,6 +198,13 @@ def test_many_stages_show_first_worst_last():
     assert {"37", "63"} <= set(table.header)
     assert any("59 more of 64 stages" in note for note in table.notes)
     assert any("stage 37 needs the most memory" in note for note in table.notes)
+
+
+def test_whole_gradients_of_fsdp_in_a_pipeline_are_among_the_transients():
+    """torch reduces them with the last micro-batch: no shard exists at a peak in the first ones' backward."""
+    found = estimate(jobs.job(software="torchtitan", pp=2, dp=4, fsdp={}))
+    assert found.memory.stages[found.memory.worst_stage].gradients_bytes == 0.0
+    assert breakdown.memory(found).notes[-1].endswith("whole gradients are among the transients")
 
 
 def test_one_device_has_no_stage_and_no_pipeline():

@@ -234,7 +234,7 @@ def test_a_stated_list_of_recomputed_layers_is_kept(capsys):
         assert (config["parallelism"]["pp"], config["parallelism"]["vpp"]) == (2, 1)
         assert config["performance"]["recompute"]["n_layers"] == [8, 2]
     _, _, err = run(capsys, *named, "--set", "performance.recompute.n_layers=[8, 2]")
-    fix = "full (whole layers: method, n_layers) or selective (modules)"
+    fix = "full (whole layers: method, n_layers) or selective (modules, memory_budget)"
     assert err == f"performance.recompute.granularity: required key is missing; {fix}\n"
     code, _, err = run(capsys, "search", *named, "--machine", "h100", "--set", said)
     assert (code, err.count("\n")) == (2, 1)

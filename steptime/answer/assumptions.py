@@ -45,7 +45,7 @@ def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> 
     where = (
         f"{100 * (share - again):.0f} % as launch gaps, {100 * again:.0f} % as recomputation"
         if again
-        else "counted as launch gaps"
+        else "part of the launch gaps"
     )
     traced = run_by_host(software.timing)
     eager = software.family in EAGER_TORCH and software.kernels.compile == "none" and not traced

@@ -240,6 +240,8 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
     if kind in {"extra_forbidden", "invalid_key"}:
         known = {name for owner in owners for name in owner.model_fields}
         section, _, key = path.rpartition(".")
+        if key.isdigit() and got is None:  # {gbs: 1,024} is two keys
+            return [ConfigProblem(f"{path}: a comma separates keys; write numbers without it (1024)", path, unknown=True)]
         meant = cls.natural_names.get(key.lower().replace("-", "_"), "")
         at, _, name = meant.rpartition(".")
         if meant and at != section:

@@ -89,7 +89,7 @@ MISSING = {
     "data.microbatch_sz": "; give the sequences per micro-batch, or let 3dtrn search PLAN find it",
     "hardware.node_type": "; name a machine (3dtrn machines), or give the path of a machine file",
     "": "; give it (3dtrn explain --key KEY: its meaning and unit)",
-    "performance.recompute.granularity": "; full (whole layers: method, n_layers) or selective (modules)",
+    "performance.recompute.granularity": "; full (whole layers: method, n_layers) or selective (modules, memory_budget)",
 }
 """Required keys of a plan -> what to give where they are missing; "": any other."""
 

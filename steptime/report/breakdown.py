@@ -157,7 +157,15 @@ def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> lis
     missing = len(found.stages) - sum(len(group) for group in shown)
     if missing:
         notes.append(f"{missing} more of {len(found.stages)} stages are not shown; --json lists all")
-    return notes
+    return notes + _unreduced(estimate)
+
+
+def _unreduced(estimate: Estimate) -> list[str]:
+    """Where the gradients of FSDP in a pipeline are at the peak: whole, until the last micro-batch reduces them."""
+    worst = estimate.memory.stages[estimate.memory.worst_stage]
+    if worst.gradients_bytes or worst.peak_op.startswith("forward") or not estimate.job.parallelism.fsdp:
+        return []
+    return ["no gradient is reduced yet at the peak: whole gradients are among the transients"]
 
 
 def _alike(stages: Sequence[StageMemory]) -> list[list[StageMemory]]:
