@@ -14,7 +14,7 @@ parallelism: {tp: 8, pp: 2, dp: 64}
 data: {gbs: 2048, seqlen: 2048, microbatch_sz: 1}
 hardware: {node_type: dgx-h100}
 """
-COMMA = "data.024: a comma separates keys; write numbers without it (1024)"
+COMMA = "data.024: unknown key (got nothing); a comma separates keys, write numbers without it (1024)"
 
 
 def problems(text=PLAN, *sets):

@@ -240,13 +240,12 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
     if kind in {"extra_forbidden", "invalid_key"}:
         known = {name for owner in owners for name in owner.model_fields}
         section, _, key = path.rpartition(".")
-        if key.isdigit() and got is None:  # {gbs: 1,024} is two keys
-            return [ConfigProblem(f"{path}: a comma separates keys; write numbers without it (1024)", path, unknown=True)]
         meant = cls.natural_names.get(key.lower().replace("-", "_"), "")
         at, _, name = meant.rpartition(".")
         if meant and at != section:
             return [ConfigProblem(f"{path}: unknown key (got {show(got)}); did you mean {meant}?", path, unknown=True)]
-        line = f"{path}: unknown key (got {show(got)}){f'; did you mean {name!r}?' if meant else near(key, known)}"
+        hint = "; a comma separates keys, write numbers without it (1024)" if key.isdigit() else near(key, known)
+        line = f"{path}: unknown key (got {show(got)}){f'; did you mean {name!r}?' if meant else hint}"
         return [ConfigProblem(line, path, unknown=True, meant=name or closest(key, known))]
     if kind == "missing":
         return [ConfigProblem(f"{path}: required key is missing{cls.missing.get(path, cls.missing.get('', ''))}", path)]
