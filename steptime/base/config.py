@@ -1,7 +1,6 @@
 """The base class of everything read from a config file, and the wording of its problems.
 
-Every problem is one line, `path: what is wrong (got VALUE); what to write instead`, and all problems of a config are reported
-at once: `ConfigError.problems`. Data for fixing it by program is in `ConfigProblem`.
+Each is one line, `path: what is wrong (got VALUE); what to write instead`; `ConfigError` holds all of them, with their data.
 """
 
 import re
