@@ -60,7 +60,7 @@ def test_rows_in_pairs_have_twice_the_variance():
 
 
 def test_the_intervals_cover_test_rows(lines):
-    """80 % is meant. Of all cells, and of all rows, 75 to 85 % are inside; of each accelerator and framework with 25 rows a share that may be meant.
+    """80 % is meant. Of all cells, and of all rows, 75 to 85 % are inside; of each slice with 25 rows a share that may be meant.
 
     Smaller slices are of few series; docs/known-errors.md (Intervals) names the one that is far off."""
     found = [line for line in lines if line["split"] == "test"]

@@ -4,7 +4,7 @@ A row of the fit split is judged by the other cells only; rows of any other spli
 fitted on counters of torch's allocator; rows that read another counter, or do not name it, are listed separately.
 
 Rows of one cell share one vote, as in the fit of the intervals and in every error (`stats`): a table printed in ten releases does
-not count ten times. The share of the rows themselves stands beside it.
+not count ten times. `of_rows` is the share with one vote per row.
 
 Rows of one series (source, accelerator, model) tend to be inside or outside together, so many rows of few series say little. The
 standard error of a share counts a series as one draw: the robust variance of Liang and Zeger 1986 for a mean, times k / (k - 1).
