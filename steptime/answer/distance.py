@@ -66,8 +66,11 @@ def steps_between(a: RunKind, b: RunKind, machine: float) -> float:
 
 
 def clipped(place: RunPlace, found: Measured) -> list[float]:
-    """The values of a place, each limited to the measured range."""
-    spans = found.spans(place.kind.family)
+    """The values of a place, each limited to the measured range.
+
+    A pipeline of experts measures none of a dense model: of the 249 runs of FSDP2's trainers one has a pipeline, with experts.
+    """
+    spans = found.spans(place.kind)
     return [min(max(value, low), high) for value, (low, high) in zip(place.at, spans, strict=True)]
 
 

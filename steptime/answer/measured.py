@@ -1,7 +1,6 @@
 """The measured runs behind the intervals.
 
-`data/intervals.json` holds one entry per measured run of the split `fit`: what ran, and the log of measured over predicted. It
-is written by `python benchmarks/fit_intervals.py`.
+`data/intervals.json`, from `benchmarks/fit_intervals.py`: every run of the split `fit`, and the log of measured over predicted.
 """
 
 import json
@@ -39,7 +38,7 @@ NO_REACH = (1.0, 1.0, 1.0, 1.0)
 NEAR = 1.0
 """A run within this distance counts as measured nearby: one doubling of the hidden size, or two of the devices and one of tp."""
 FEW_RUNS = 10
-"""A software family with fewer runs has no separate measured range."""
+"""A software family, or its models with one kind of layers, has no separate measured range with fewer runs."""
 COVERED = 0.8
 ARCHITECTURES = {
     **dict.fromkeys(("v100",), "Volta"),
@@ -173,7 +172,7 @@ class Measured:
             votes[kind] += vote
         self.votes = dict(zip(number, votes, strict=True))
         """Votes of all runs of a kind."""
-        self._spans: dict[str, list[tuple[float, float]]] = {}
+        self._spans: dict[RunKind, list[tuple[float, float]]] = {}
         self._factors: dict[tuple[float, tuple[str, ...], int | None], tuple[float, float]] = {}
 
     @cached_property
@@ -237,13 +236,14 @@ class Measured:
         """The cell of every run, by its id."""
         return {run.id: run.cell for run in self.runs}
 
-    def spans(self, family: str) -> list[tuple[float, float]]:
-        """Least and largest value on each of `AXES`, of a family's runs, or of all where it has fewer than `FEW_RUNS`."""
-        if family not in self._spans:
-            own = [run.place.at for run in self.runs if run.place.kind.family == family]
-            every = own if len(own) >= FEW_RUNS else [run.place.at for run in self.runs]
-            self._spans[family] = [(min(column), max(column)) for column in zip(*every, strict=True)]
-        return self._spans[family]
+    def spans(self, kind: RunKind) -> list[tuple[float, float]]:
+        """Least and largest value on each of `AXES`, of the family with these layers; where few, of the family, or of all."""
+        if kind not in self._spans:
+            family = [run.place for run in self.runs if run.place.kind.family == kind.family]
+            alike = [place for place in family if place.kind.layers == kind.layers]
+            every = next((own for own in (alike, family) if len(own) >= FEW_RUNS), [run.place for run in self.runs])
+            self._spans[kind] = [(min(column), max(column)) for column in zip(*(p.at for p in every), strict=True)]
+        return self._spans[kind]
 
 
 class SomeMeasured(Measured):

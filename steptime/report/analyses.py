@@ -203,10 +203,11 @@ def all_tables(summary: Summary) -> list[Table]:
 
 def intervals(summary: Summary) -> list[Table]:
     """How many measured values lie inside their 80 % intervals: step time, then memory."""
-    header = ["", "split", "rows", "series", "inside", "error", "below", "above", "median width"]
+    header = ["", "split", "rows", "cells", "series", "inside", "error", "below", "above", "median width", "of rows"]
     notes = (
         "rows of the fit split are judged without their own cell",
         "other sources: each row is judged by runs of other sources only; likewise accelerators and so on",
+        "one vote per cell (model, accelerator, layout, batch, precision), as in the fit; of rows: one vote per row",
         "series: rows of one source, accelerator and model; their errors are correlated",
         "error: standard error of inside, one draw per series",
         "width: (p90 - p10) / estimate",
@@ -229,5 +230,6 @@ def _near_80(found: Mapping[str, Any]) -> list[str]:
 
 
 def _coverage(figures: Mapping[str, Any]) -> list[str]:
-    shares = [f"{100.0 * figures[name]:.1f} %" for name in ("covered", "error", "below", "above", "width")]
-    return [figures["what"], figures["split"] or "none", f"{figures['rows']:,}", f"{figures['series']:,}", *shares]
+    counts = [f"{figures[name]:,}" for name in ("rows", "cells", "series")]
+    shares = [f"{100.0 * figures[name]:.1f} %" for name in ("covered", "error", "below", "above", "width", "of_rows")]
+    return [figures["what"], figures["split"] or "none", *counts, *shares]

@@ -3,6 +3,9 @@
 A row of the fit split is judged by the other cells only; rows of any other split are in no interval. The interval of memory is
 fitted on counters of torch's allocator; rows that read another counter, or do not name it, are listed separately.
 
+Rows of one cell share one vote, as in the fit of the intervals and in every error (`stats`): a table printed in ten releases does
+not count ten times. `of_rows` is the share with one vote per row.
+
 Rows of one series (source, accelerator, model) tend to be inside or outside together, so many rows of few series say little. The
 standard error of a share counts a series as one draw: the robust variance of Liang and Zeger 1986 for a mean, times k / (k - 1).
 """
@@ -11,12 +14,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from math import erf, exp, log, sqrt
-from statistics import median
 from typing import Any, NamedTuple
 
 from steptime.answer.interval import interval, interval_at
-from steptime.answer.measured import FitRun, Measured, RunPlace, measured
+from steptime.answer.measured import FitRun, Measured, RunPlace, measured, upper
 from steptime.validation.judgement import Judgement
 from steptime.validation.measured_figures import ALLOCATOR
 from steptime.validation.measurements import shipped
@@ -33,9 +36,11 @@ class Coverage(NamedTuple):
     """Coverage of rows by their intervals, as shares."""
 
     rows: int
+    cells: int
     series: int
     """Different sources, accelerators and models among the rows."""
     covered: float
+    """Inside; rows of one cell share one vote, here and in all but `of_rows`."""
     error: float
     """Standard error of `covered`."""
     below: float
@@ -43,6 +48,8 @@ class Coverage(NamedTuple):
     above: float
     width: float
     """Median of (p90 - p10) / estimate."""
+    of_rows: float
+    """Inside, with a vote for every row."""
 
 
 class CoveredRow(NamedTuple):
@@ -53,6 +60,7 @@ class CoveredRow(NamedTuple):
     low: float
     high: float
     series: tuple[str, ...]
+    cell: tuple[str, ...]
 
     @property
     def inside(self) -> bool:
@@ -65,28 +73,36 @@ def coverage(found: Iterable[CoveredRow]) -> Coverage | None:
     rows = list(found)
     if not rows:
         return None
-    n = len(rows)
-    below, above = sum(row.ratio < row.low for row in rows), sum(row.ratio > row.high for row in rows)
-    width = median(exp(row.high) - exp(row.low) for row in rows)
-    covered = (n - below - above) / n
-    error = standard_error([(row.series, float(row.inside)) for row in rows])
-    return Coverage(n, len({row.series for row in rows}), covered, error, below / n, above / n, width)
+    sizes = Counter(row.cell for row in rows)
+    votes = [1.0 / sizes[row.cell] for row in rows]
+
+    def share(of: Iterable[bool]) -> float:
+        return sum(compress(votes, of)) / len(sizes)
+
+    inside = [row.inside for row in rows]
+    covered, of_rows = share(inside), sum(inside) / len(rows)
+    below, above = share(row.ratio < row.low for row in rows), share(row.ratio > row.high for row in rows)
+    width = upper(zip((exp(row.high) - exp(row.low) for row in rows), votes, strict=True), 0.5)
+    error = standard_error([(row.series, float(row.inside), vote) for row, vote in zip(rows, votes, strict=True)])
+    series = len({row.series for row in rows})
+    return Coverage(len(rows), len(sizes), series, covered, error, below, above, width, of_rows)
 
 
-def standard_error(values: Sequence[tuple[object, float]]) -> float:
-    """Standard error of the mean of (cluster, value) pairs, with clusters as draws; 0.5 where there is only one.
+def standard_error(values: Sequence[tuple[object, float, float]]) -> float:
+    """Standard error of the mean of (cluster, value, vote) triples, with clusters as draws; 0.5 where there is only one.
 
-    Of equal clusters of one row each it is that of a binomial share, with n - 1 for n:
+    Of equal clusters of one vote each it is that of a binomial share, with n - 1 for n:
 
-    >>> standard_error([(i, float(i < 16)) for i in range(20)]) == sqrt(0.8 * 0.2 / 19)
+    >>> standard_error([(i, float(i < 16), 1.0) for i in range(20)]) == sqrt(0.8 * 0.2 / 19)
     True
     """
-    mean = sum(value for _, value in values) / len(values)
+    total = sum(vote for _, _, vote in values)
+    mean = sum(value * vote for _, value, vote in values) / total
     sums: dict[object, float] = {}
-    for cluster, value in values:
-        sums[cluster] = sums.get(cluster, 0.0) + value - mean
+    for cluster, value, vote in values:
+        sums[cluster] = sums.get(cluster, 0.0) + vote * (value - mean)
     k = len(sums)
-    return sqrt(sum(s * s for s in sums.values()) * k / (k - 1)) / len(values) if k > 1 else 0.5
+    return sqrt(sum(s * s for s in sums.values()) * k / (k - 1)) / total if k > 1 else 0.5
 
 
 class Near80(NamedTuple):
@@ -132,7 +148,9 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
         place = j.place._replace(features=())  # which move no end: more rows share one
         span = interval_at(of, place, j.row.id if j.row.published else "")
         for name in names_of(j, of):
-            groups.setdefault((name, j.row.text("split")), []).append(CoveredRow(ratio, span.low, span.high, j.series))
+            groups.setdefault((name, j.row.text("split")), []).append(
+                CoveredRow(ratio, span.low, span.high, j.series, j.cell)
+            )
     sizes = Counter({name: 0 for name, _ in groups})
     for (name, _), rows in groups.items():
         sizes[name] += len(rows)
@@ -180,7 +198,7 @@ def left_out(judged: Sequence[Judgement], of: str, what: str) -> Coverage | None
         if key not in ends:
             span = interval(key[0], others[key[1]])
             ends[key] = (span.low, span.high)
-        rows.append(CoveredRow(ratio, *ends[key], j.series))
+        rows.append(CoveredRow(ratio, *ends[key], j.series, j.cell))
     return coverage(rows)
 
 
