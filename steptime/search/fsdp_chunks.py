@@ -80,6 +80,7 @@ class FsdpChunks:
             self._stacked([[m.embedding] for m in ones])[0] if chunk.embedding else ABSENT,
             self._stacked([[m.head] for m in ones])[0] if chunk.head else ABSENT,
             found.head_elements * itemsize, whole.logits_bytes[part] if chunk.head else x, (0.0, 0.0), [0.0] * len(layers), x,
+            by_micro_batch(self.assembly, chunk),
         )  # fmt: skip
 
     def _layers(self, chunk: Chunk, memories: JoinedMemories) -> list[PartMemory]:
