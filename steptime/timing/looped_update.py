@@ -1,8 +1,8 @@
 """Seconds in which the host launches an update that runs op by op over each tensor.
 
-torch/optim/adam.py (2.13), _single_tensor_adam: weight decay, the first moment's lerp, the second's mul and addcmul, the root, its
-division, the sum with eps and the last addcdiv are kernels of their own for each tensor; torch's experts are stacked into one.
-FSDP2 calls them on DTensors. The host runs ahead of the device, which waits only where its kernels are shorter than the launches.
+torch/optim/adam.py (2.13), _single_tensor_adam: weight decay, the first moment's lerp, the second's mul and addcmul, the root,
+its division, the sum with eps and the last addcdiv are kernels of their own for each tensor; torch's experts are stacked into
+one. FSDP2 calls them on DTensors. The host runs ahead of the device, which waits only where kernels are shorter than launches.
 """
 
 from __future__ import annotations
