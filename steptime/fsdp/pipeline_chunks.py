@@ -117,12 +117,10 @@ class ShardedChunk:
     def pending(self) -> Num:
         """Bytes of the head's last reduction, whose input the next one frees, and of its sharded gradient.
 
-        The norm's gradient is a part of the reduction's output of the second micro-batch, and holds all of it.
+        The norm's gradient is a part of what the second micro-batch's reduction gave, in the stored dtype, and holds all of it.
         """
-        if not self.by_loss:
-            return 0.0
-        viewed = 0.0 if self.assembly.job.schedule == "gpipe" else self.root.reduce_output
-        return self.root.reduce_input + self.root.stored + viewed
+        times = 1.0 if self.assembly.job.schedule == "gpipe" else 2.0
+        return self.root.reduce_input + times * self.root.stored if self.by_loss else 0.0
 
     def held(self, of: Gradients) -> Num:
         """Bytes of the gradients that are allocated."""

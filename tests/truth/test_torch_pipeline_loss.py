@@ -30,6 +30,8 @@ NORM, WEIGHT = 64, 2048 * 64
 SCHEDULES = {
     "1f1b": Pipeline("1F1B", "1f1b", 2, 1, 4),
     "1f1b, resharded": Pipeline("1F1B", "1f1b", 2, 1, 4, reshard=True),
+    "1f1b of 4": Pipeline("1F1B", "1f1b", 4, 1, 8),
+    "1f1b, bf16 reduction": Pipeline("1F1B", "1f1b", 2, 1, 4, reduce="bf16"),
     "gpipe": Pipeline("GPipe", "gpipe", 2, 1, 3),
     "interleaved": Pipeline("Interleaved1F1B", "interleaved", 2, 2, 4),
     "zero bubble": Pipeline("InterleavedZeroBubble", "zero_bubble", 2, 1, 4),
@@ -126,7 +128,10 @@ def test_the_head_is_gathered_and_reduced_with_each_micro_batch(of, monkeypatch)
     assert (calls.gathers, calls.reductions) == (2 * m + 1, m)
     assert fsdp.buffers(found.assembly, root).gathered == 2 * (WEIGHT + NORM)
     assert seen["all_gather", 2 * (WEIGHT + NORM)] == calls.gathers
-    assert seen["reduce_scatter", 4 * (WEIGHT + NORM)] + seen["reduce_scatter", 4 * WEIGHT] == calls.reductions
-    assert seen["reduce_scatter", 4 * NORM] == (of.name != "zero_bubble")
+    reduced = {
+        size: seen["reduce_scatter", DTYPES[of.reduce].itemsize * size] for size in (WEIGHT + NORM, WEIGHT, NORM)
+    }
+    assert reduced[WEIGHT + NORM] + reduced[WEIGHT] == calls.reductions
+    assert reduced[NORM] == (of.name != "zero_bubble")
     layers = sum(calls.gathers for (kind, _), calls in inside.items() if kind == "block")
     assert layers == sum(n for (kind, size), n in seen.items() if kind == "all_gather" and size < 2 * WEIGHT)
