@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum
 from steptime.fsdp.groups import Buffers, buffers, groups, options
+from steptime.fsdp.loss_in_pipeline import by_micro_batch
 from steptime.fsdp.memory_walk import Wrapped, gathered_backward_ahead, gathered_forward_ahead, wrapped
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import reduced_in
@@ -82,6 +83,8 @@ class ShardedChunk:
     """What the first half leaves of each layer; nothing unless backward is split."""
     x: Num
     """Bytes of a layer's input."""
+    by_loss: bool = False
+    """Whether its forward ends with the loss in chunks, which reduces the head's gradient (`loss_in_pipeline`)."""
 
     @property
     def saved(self) -> Num:
@@ -105,12 +108,28 @@ class ShardedChunk:
             return of.gradients
         return of.gradients * ITEMSIZE[reduced_in(self.assembly.job)] / self.assembly.job.software.itemsize
 
+    @property
+    def roots(self) -> list[Buffers]:
+        """The root's group, where its gradients add up over the micro-batches of a step."""
+        return [] if self.by_loss else [self.root]
+
+    @property
+    def pending(self) -> Num:
+        """Bytes of the head's last reduction, whose input the next one frees, and of its sharded gradient.
+
+        The norm's gradient is a part of what the second micro-batch's reduction gave, in the stored dtype, and holds all of it.
+        """
+        times = 1.0 if self.assembly.job.schedule == "gpipe" else 2.0
+        return self.root.reduce_input + times * self.root.stored if self.by_loss else 0.0
+
     def held(self, of: Gradients) -> Num:
         """Bytes of the gradients that are allocated."""
-        every = [self.root, *(layer.buffers for layer in self.layers)]
+        every = [*self.roots, *(layer.buffers for layer in self.layers)]
         summed = sum([self.summed(group) for group in every]) if of.summed else 0.0
-        return summed + (
-            sum([group.gradients for group in every]) if of.fresh and (self.converts or not of.summed) else 0.0
+        return (
+            self.pending
+            + summed
+            + (sum([group.gradients for group in every]) if of.fresh and (self.converts or not of.summed) else 0.0)
         )
 
     def worst(self, passing: Passing) -> PeakMoment:
@@ -154,12 +173,13 @@ class ShardedChunk:
             below, previous = below + memory.saved, newest
             held = held - (block.unsharded if reshard else 0.0)
         head = self.head
-        extra = head.forward.bytes - head.saved + self.output
-        moments.mark(
-            below + head.saved,
-            beside + root.unsharded + previous + held + extra,
-            f"forward of {head.forward.op or 'the output'}",
-        )
+        inside = beside + root.unsharded + held
+        if self.by_loss:
+            extra = self.summed(root) + head.backward.bytes - head.saved + self.sent_before(passing)
+            moments.mark(below + head.saved, inside + extra, f"backward of {head.backward.op}")
+            return
+        extra = head.forward.bytes - head.saved + self.output + previous
+        moments.mark(below + head.saved, inside + extra, f"forward of {head.forward.op or 'the output'}")
 
     def backward(self, passing: Passing, moments: Moments) -> None:
         """Last layer first. Gathered parameters stay; each layer's gradients are added to those of earlier micro-batches."""
@@ -171,10 +191,9 @@ class ShardedChunk:
             0.0 if self.chunk.head else self.x
         )  # in the pipeline's own buffer; the last layer counts it once more
         held = self.parameters if passing.held else 0.0
-        moments.mark(
-            below + head.saved, beside + held + head.backward.bytes - head.saved, f"backward of {head.backward.op}"
-        )
-        grads, sums = self.head_grad, 0.0
+        ends = (self.x, "head.norm") if self.by_loss else (head.backward.bytes - head.saved, head.backward.op)
+        moments.mark(below + head.saved, beside + held + ends[0], f"backward of {ends[1]}")
+        grads, sums = 0.0 if self.by_loss else self.head_grad, 0.0
         at_once = summed and not self.converts
         for i in range(len(self.layers) - 1, -1, -1):
             memory, block = self.added[i] if at_once else self.layers[i].memory, self.layers[i].buffers
@@ -198,7 +217,7 @@ class ShardedChunk:
         moments.mark(
             self.embedding.saved, beside + held + grads + sums + extra, f"backward of {self.embedding.backward.op}"
         )
-        if not summed and self.converts and not fresh:
+        if not summed and self.converts and not fresh and not self.by_loss:
             moments.mark(
                 0.0, beside + held + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients"
             )
@@ -230,10 +249,8 @@ class ShardedChunk:
         moments = Moments(0.0)
         held, left = self.parameters, self.held(gradients)
         shards: Num = 0.0
-        for of, last in [
-            (self.root, self.last_of_root),
-            *((w.buffers, w.last) for w in self.layers),
-        ]:
+        roots = [(root, self.last_of_root) for root in self.roots]
+        for of, last in [*roots, *((w.buffers, w.last) for w in self.layers)]:
             held = held - (0.0 if of is self.root else of.unsharded)
             moments.mark(0.0, held + left + shards + of.reduce_input, "reduction of gradients")
             left = left - self.summed(of)
@@ -266,7 +283,7 @@ def chunk_bytes(
         embedding, head,
         assembly.local_head_params.total * itemsize if chunk.head else 0.0,
         logits_kept(assembly) if chunk.head else x,
-        (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits, x,
+        (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits, x, by_micro_batch(assembly, chunk),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls
 from steptime.fsdp.collective_ranks import shard_group
 from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups
+from steptime.fsdp.loss_in_pipeline import by_micro_batch, reduction_left_s, turns
 from steptime.fsdp.of_job import reduced_in, syncs_last
 from steptime.fsdp.pipeline_memory import stage_steps
 from steptime.fsdp.seconds import CommSeconds, ShardedPass, exposed_s, micro_batch_exposed, price
@@ -48,6 +49,10 @@ class ChunkSeconds(NamedTuple):
     """Adding a later micro-batch's gradients to them."""
     reduce_s: Num
     """Copying all gradients to flat buffers and reducing them."""
+    head_s: Num = 0.0
+    """Gathering the head's group once more, where its loss has freed it."""
+    loss_s: Num = 0.0
+    """Copying and reducing its gradient with each micro-batch (`loss_in_pipeline`)."""
 
 
 class Prices(NamedTuple):
@@ -79,7 +84,7 @@ def chunk_seconds(
     parts: Mapping[Part, PartTime],
     replay_s: Mapping[Part, Num],
 ) -> ChunkSeconds:
-    """Seconds of one chunk: of its root and its layers in depth order, with so many elements in all."""
+    """Seconds of one chunk: of its root and its layers in depth order; gradients of so many elements add up in a step."""
     root, *layers = every
     of_layer = [part for part, count in chunk.runs for _ in range(count)]
     pairs = list(zip(layers, of_layer, strict=True))
@@ -93,6 +98,11 @@ def chunk_seconds(
     layers_first = [*before, *inside, *after]
     whole = [CommSeconds(root.gather_s, 0.0, 0.0, root.copy_s), *layers_first]
     first, later = sums_s(assembly, rates, 1.0 * elements)
+    reduced, loss = every, (0.0, 0.0)
+    if by_micro_batch(assembly, chunk):
+        slowed = contention(shard_group(assembly.job), tiers)
+        left = reduction_left_s(root, [*inside, *back], assembly.job.software.overlap.dp, slowed)
+        reduced, loss = layers, (root.gather_s + root.copy_s, root.compute_s + left)
     return ChunkSeconds(
         micro_batch_exposed(assembly, tiers, [whole]),
         micro_batch_exposed(assembly, tiers, [layers_first]),
@@ -101,7 +111,8 @@ def chunk_seconds(
         sum(of.copy_s for of in every),
         first,
         later,
-        exposed_s(reductions(every, last_waits=not in_time_steps(assembly)), 0),
+        exposed_s(reductions(reduced, last_waits=not in_time_steps(assembly)), 0),
+        *loss,
     )
 
 
@@ -158,6 +169,8 @@ class PipelineSeconds:
         ]
         self.times = 1.0 if syncs_last(assembly.job) else 1.0 * assembly.job.parallelism.pipeline_passes
         """How often parameters are gathered and gradients reduced in a step: each time the pipeline drains, or once."""
+        self.losses = [{c for c, of in enumerate(s) if by_micro_batch(assembly, of)} for s in assembly.stages]
+        """The chunks of each stage that gather and reduce their head with each micro-batch."""
         self.waits = share is True
         """A prefetched all-gather overlaps compute; otherwise its exposed time is added to the action."""
 
@@ -172,7 +185,8 @@ class PipelineSeconds:
     ) -> ChunkSeconds:
         """Seconds of one chunk."""
         found = prices.groups
-        elements = sum(one.elements for of in (found.root, *found.layers) for one in of.all)
+        root = [] if by_micro_batch(self.assembly, chunk) else [found.root]
+        elements = sum(one.elements for of in (*root, *found.layers) for one in of.all)
         around = self.assembly, self.tiers, self.rates
         return chunk_seconds(*around, chunk, prices.every, elements, parts, replay_s)
 
@@ -181,10 +195,11 @@ class PipelineSeconds:
         mine, found = self.chunks[stage], dict[Action, Around]()
         to_copy, summed = set[int](), set[int]()
         known = set(actions)
-        for step in stage_steps(self.assembly, stage, actions):
+        steps = stage_steps(self.assembly, stage, actions)
+        for step, turn in zip(steps, turns(steps, self.losses[stage]), strict=True):
             kind, chunk = step.action.kind, step.action.chunk
             of = mine[chunk]
-            added: Num = 0.0
+            added: Num = turn.gathers * of.head_s + turn.reductions * of.loss_s if turn.gathers else 0.0
             if step.fetched:
                 to_copy |= set(step.fetched)
             if chunk in to_copy:
@@ -217,13 +232,21 @@ class PipelineSeconds:
     def calls(self, stage: int) -> dict[tuple[str, ParamGroup], Calls]:
         """Collectives of a stage in a step."""
         found: dict[tuple[str, ParamGroup], Calls] = {}
-        for step in self.steps(stage):
-            for kind, of in gathered(self.prices[stage], step):
-                found[kind, of] = found.get((kind, of), Calls(0.0, 0.0)).plus(self.times, 0.0)
-        for prices in self.prices[stage]:
+
+        def count(key: tuple[str, ParamGroup], gathers: float, reductions: float) -> None:
+            found[key] = found.get(key, Calls(0.0, 0.0)).plus(gathers * self.times, reductions * self.times)
+
+        steps = self.steps(stage)
+        for step, turn in zip(steps, turns(steps, self.losses[stage]), strict=True):
+            for key in gathered(self.prices[stage], step):
+                count(key, 1.0, 0.0)
+            if turn.gathers:
+                count(("root", self.prices[stage][step.action.chunk].groups.root), turn.gathers, turn.reductions)
+        for chunk, prices in enumerate(self.prices[stage]):
             root, layers = prices.groups
-            for key in (("root", root), *(("block", of) for of in layers)):
-                found[key] = found.get(key, Calls(0.0, 0.0)).plus(0.0, self.times)
+            count(("root", root), 0.0, float(chunk not in self.losses[stage]))
+            for of in layers:
+                count(("block", of), 0.0, 1.0)
         return found
 
     def passes(self, stage: int) -> tuple[ShardedPass, ShardedPass]:
@@ -231,16 +254,18 @@ class PipelineSeconds:
         every = {"F": ShardedPass(0.0, 0.0, 0.0), "B": ShardedPass(0.0, 0.0, 0.0)}
         job, once = self.assembly.job, self.times / self.assembly.job.parallelism.pipeline_passes
         microbatches = job.schedule_microbatches
-        for step in self.steps(stage):
+        steps = self.steps(stage)
+        for step, turn in zip(steps, turns(steps, self.losses[stage]), strict=True):
             way = "F" if step.action.kind == "F" else "B"
-            for _, of in gathered(self.prices[stage], step):
+            head = [("root", self.prices[stage][step.action.chunk].groups.root)]
+            for _, of in [*gathered(self.prices[stage], step), *(head * turn.gathers)]:
                 one = self.price(stage, of)
                 every[way] = every[way].plus(ShardedPass(once, once * one.gather_s, once * one.copy_s))
-        for prices, of_chunk in zip(self.prices[stage], self.chunks[stage], strict=True):
+            for _, of in head * turn.reductions:
+                every[way] = every[way].plus(reduced_once(self.price(stage, of), once))
+        for chunk, (prices, of_chunk) in enumerate(zip(self.prices[stage], self.chunks[stage], strict=True)):
             sums = of_chunk.first_sum_s + (microbatches - 1) * of_chunk.sum_s
-            reduced = [
-                ShardedPass(once * (of.reduce_s > 0.0), once * of.reduce_s, once * of.compute_s) for of in prices.every
-            ]
+            reduced = [reduced_once(of, once) for of in prices.every[chunk in self.losses[stage] :]]
             for each in (ShardedPass(0.0, 0.0, sums), *reduced):
                 every["B"] = every["B"].plus(each)
         return every["F"].over(microbatches), every["B"].over(microbatches)
@@ -248,6 +273,11 @@ class PipelineSeconds:
     def price(self, stage: int, of: ParamGroup) -> CommSeconds:
         """Seconds of one group of a stage."""
         return next(prices.of[of] for prices in self.prices[stage] if of in prices.of)
+
+
+def reduced_once(of: CommSeconds, times: float) -> ShardedPass:
+    """Copying and reducing a group's gradients."""
+    return ShardedPass(times * (of.reduce_s > 0.0), times * of.reduce_s, times * of.compute_s)
 
 
 def gathered(chunks: Sequence[Prices], step: ShardedStep) -> list[tuple[str, ParamGroup]]:

@@ -46,6 +46,7 @@ def put_backend(found: Figures, config: dict[str, Any]) -> None:
     if (listed := found.get("@backend_graphs")) is not None:
         put_graphs(found, performance, listed)
     put_library(found, performance.get("moe") or {})
+    put_experts(found, config)
 
 
 def put_library(found: Figures, moe: dict[str, Any]) -> None:
@@ -55,6 +56,14 @@ def put_library(found: Figures, moe: dict[str, Any]) -> None:
     if hybrid or moe.get("dispatcher") != "flex":
         moe.pop("deepep_sms", None)
         found.keys.without_effect("model.backend.dispatcher_num_sms", "only DeepEP is limited by them")
+
+
+def put_experts(found: Figures, config: dict[str, Any]) -> None:
+    """Experts in MXFP8, whose weight gradients stay in bf16 (nemo_automodel/components/moe/mxfp8.py)."""
+    experts = found.keys.get("model.backend.experts")
+    if experts == "torch_mm_mxfp8" and config["model"] and kind_of_model(config["model"])[1]:
+        config["performance"].setdefault("moe", {})["grouped_precision"] = "mxfp8_torchao_wgrad_hp"
+        found.keys.becomes("model.backend.experts", "performance.moe.grouped_precision")
 
 
 def kind_of_model(section: Any) -> tuple[bool, bool]:

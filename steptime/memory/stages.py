@@ -8,6 +8,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, is_column, where
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
+from steptime.memory.chunked_loss import hidden_bytes, in_chunks, saved_by_chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.op_walk import chunk_peaks
 from steptime.memory.part_memories import PartMemories
@@ -146,7 +147,16 @@ def logits_kept(assembly: Assembly) -> Num:
     job = assembly.job
     if job.parallelism.pp == 1 or job.software.family not in EAGER_TORCH:
         return 0.0
-    return assembly.head.sizes["head.logits"]
+    return result_bytes(assembly)
+
+
+def result_bytes(assembly: Assembly) -> Num:
+    """Bytes that the last stage's forward leaves besides what its parts keep: the logits.
+
+    A loss in chunks has run its own backward: in place of what a chunk keeps there is the gradient of the hidden states.
+    """
+    head = assembly.head
+    return hidden_bytes(head) - saved_by_chunk(head) if in_chunks(assembly.job) else head.sizes.get("head.logits", 0.0)
 
 
 def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num | None = None) -> PeakMoment:

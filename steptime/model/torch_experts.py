@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from steptime.base.num import same
 from steptime.model import async_ep
 from steptime.model.experts_in_turn import in_turn, joined
-from steptime.model.grouped_casts import low_precision
+from steptime.model.grouped_casts import low_precision, relaid_weight
 from steptime.model.mlp import Words, feed_forward, gated
 from steptime.model.ops import Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, cast
@@ -265,12 +265,13 @@ def _product(
     if model.bias:
         params += (one._replace(name=f"mlp.experts.{which}.bias", shape=shape[:2]),)
     k, n = depth_width
+    relaid = relaid_weight(shard, f"experts.{which}", rows.local_experts * k * n)
     return Gemm(
         f"experts.{which}",
         (x,),
         (out,),
-        (x,),
-        (),
+        (x, *(copy.name for copy in relaid)),
+        relaid,
         params,
         m=rows.here / rows.local_experts,
         n=n,

@@ -12,6 +12,7 @@ from steptime.base.num import Num
 from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.work import Work
 from steptime.fsdp.collective_ranks import shard_group
+from steptime.fsdp.loss_in_pipeline import by_micro_batch
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.pipeline_chunks import ABSENT, ShardedChunk, in_buffer
 from steptime.fsdp.pipeline_memory import Situation, StageHeld, fetches_ahead, situations
@@ -79,6 +80,7 @@ class FsdpChunks:
             self._stacked([[m.embedding] for m in ones])[0] if chunk.embedding else ABSENT,
             self._stacked([[m.head] for m in ones])[0] if chunk.head else ABSENT,
             found.head_elements * itemsize, whole.logits_bytes[part] if chunk.head else x, (0.0, 0.0), [0.0] * len(layers), x,
+            by_micro_batch(self.assembly, chunk),
         )  # fmt: skip
 
     def _layers(self, chunk: Chunk, memories: JoinedMemories) -> list[PartMemory]:
@@ -145,7 +147,8 @@ class FsdpChunks:
         import numpy as np
 
         units = [unit for unit, (_, count) in zip(found.layers, chunk.runs, strict=True) for _ in range(count)]
-        elements = sum([unit.elements for unit in (found.root, *units)])
+        root = [] if by_micro_batch(self.assembly, chunk) else [found.root]
+        elements = sum([unit.elements for unit in (*root, *units)])
         every = [unit.seconds for unit in (found.root, *units)]
         each = []
         for choice in self.choices:
@@ -179,6 +182,8 @@ class ColumnSeconds(PipelineSeconds):
         kinds = [[ChunkSeconds(*(column[some_of] for column in one)) for one in chunks] for chunks in found]
         shown = [[one.gather_s - hidden_s(one.gather_s, one.gather_s, share, slowed) for one in mine] for mine in kinds]
         self.chunks = [kinds[kind_of[stage]] for stage in range(stages.pp)]
+        heads = [{c for c, one in enumerate(mine) if by_micro_batch(of.assembly, one)} for mine in stages.chunks]
+        self.losses = [heads[kind_of[stage]] for stage in range(stages.pp)]
         self.shown = [shown[kind_of[stage]] for stage in range(stages.pp)]
         self.waits = share is True
 

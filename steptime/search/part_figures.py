@@ -17,6 +17,7 @@ from steptime.memory.kept_buffers import ByExperts, comm_buffer_bytes, kept_by_e
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories, passing
 from steptime.memory.split_backward import SplitMemory
+from steptime.memory.stages import result_bytes
 from steptime.model.offload import large_tensors
 from steptime.model.segments import Segment, find_segments
 from steptime.timing.part_times import away_bytes, layer_gap_s, part_gap_s, pricing, whole_replay, woven_share
@@ -63,7 +64,7 @@ class Whole(NamedTuple):
     buffer_bytes: Num
     """The communication buffer that all parts share."""
     logits_bytes: Num
-    """The logits of a micro-batch."""
+    """What a micro-batch's forward leaves on the last stage, such as the logits (`memory.stages.result_bytes`)."""
     waiting_gradient: Num
     """The embedding's gradient, where it waits for another use of its weight."""
 
@@ -116,7 +117,7 @@ def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: b
     whole = Whole(
         assembly.boundary_bytes,
         comm_buffer_bytes(assembly),
-        assembly.head.sizes.get("head.logits", 0.0),
+        result_bytes(assembly),
         memories.waiting_gradient,
     )
     return assembly, Fragment(tuple(found), whole)

@@ -14,6 +14,7 @@ from steptime.memory.states import group_elements, quantized_elements, shard_ran
 from steptime.software.state_bytes import FP32, StateBytes
 from steptime.timing.gradients_down import elements_in_turn, sums_s
 from steptime.timing.host_update import HostUpdate, host_update
+from steptime.timing.looped_update import launches_s
 from steptime.timing.orthogonalize import orthogonalize_s
 
 MUON_BYTES = 52.0
@@ -154,7 +155,8 @@ def optimizer_step(assembly: Assembly, context: Context, backward_s: Num | None 
     most, quantized = assembly.once(most_updated)
     kept = most.owned if job.zero_level >= 2 else most.held
     params = [assembly.held[stage] for stage in set(assembly.first_alike)]
-    update = update_s(job, most.owned, kept, most.moments, bytes_per_s)
+    launched = reduce(maximum, [launches_s(job, held) for held in params])
+    update = maximum(update_s(job, most.owned, kept, most.moments, bytes_per_s), launched)
     orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
     beside_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s
     in_turn = elements_in_turn(assembly, most.owned) if follows_buckets(job) else None

@@ -126,10 +126,21 @@ def test_which_library_multiplies_experts(tmp_path, experts, streams):
     assert found["grouped_workspaces"] == streams
 
 
-def test_experts_in_8_bits_are_not_read_as_bf16(tmp_path):
+def test_experts_in_8_bits(tmp_path):
+    """components/moe/mxfp8.py: torchao's function with wgrad_with_hp, on compute capability 10; on others bf16."""
     text = BENCHMARK.replace("dispatcher: deepep", "dispatcher: deepep, experts: torch_mm_mxfp8")
-    with pytest.raises(ConfigError, match=r"model\.backend\.experts: expected one of torch_mm, te, gmm, torch"):
-        to_job(reading_of(tmp_path, text), SETS)
+    found = reading_of(tmp_path, text)
+    assert found.config["performance"]["grouped_workspaces"] == 0
+    assert found.config["performance"]["moe"]["grouped_precision"] == "mxfp8_torchao_wgrad_hp"
+    assert [flag.status for flag in found.flags if flag.name == "model.backend.experts"] == ["used"]
+    assert to_job(found, SETS | {"hardware.node_type": "dgx-b200"}).software.moe.flex_backend == "deepep"
+    with pytest.raises(ConfigError, match="needs a device with block scales, of compute capability 10; use none"):
+        to_job(found, SETS)
+
+
+def test_a_dense_model_has_no_experts_in_8_bits(tmp_path):
+    found = backend(tmp_path, SFT, experts="torch_mm_mxfp8").config["performance"]
+    assert "grouped_precision" not in found.get("moe", {})
 
 
 def test_chunks_rounded_down_are_one_layer_apart(tmp_path):

@@ -12,11 +12,12 @@ from physics_jobs import job, machine
 from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import rates
 from steptime.cost.work import Work
+from steptime.fsdp.loss_in_pipeline import Turn, reduction_left_s, turns
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, Prices
 from steptime.fsdp.seconds import CommSeconds, ShardedPass
 from steptime.job.assembly import Assembly
 from steptime.schedule import order
-from steptime.schedule.sharded import Around
+from steptime.schedule.sharded import Around, sharded_steps
 
 CHUNK = ChunkSeconds(1_000.0, 200.0, 30.0, 50.0, 7.0, 0.5, 0.25, 9.0)
 
@@ -112,3 +113,66 @@ def test_work_of_a_direction():
     """Added and divided figure by figure."""
     assert ShardedPass(4.0, 8.0, 2.0).over(2.0) == ShardedPass(2.0, 4.0, 1.0)
     assert ShardedPass(4.0, 8.0, 2.0).plus(ShardedPass(1.0, 3.0, 5.0)) == ShardedPass(5.0, 11.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "found"),
+    [
+        # F0 B0 F1 B1: a loss gathers and reduces, the backward after it gathers, what it leaves serves the next norm
+        ("1f1b", [Turn(1, 1), Turn(1), Turn(1, 1), Turn(1)]),
+        # F0 F1 B0 B1: F1's norm finds the group freed and gathers it before the loss does; B1 finds what B0 has left
+        ("gpipe", [Turn(1, 1), Turn(2, 1), Turn(1), Turn(0)]),
+    ],
+)
+def test_turns(schedule, found):
+    """Of the last of two stages with two micro-batches; the first forward's own gather is `ShardedStep.roots`: 2 m + 1 in all."""
+    steps = sharded_steps(tuple(order(schedule, 2, 1, 2)[1]), ahead=False, reshard=False)
+    assert turns(steps, {0}) == found
+    assert sum(turn.gathers for turn in found) + sum(step.roots for step in steps) == 2 * 2 + 1
+    assert turns(steps, ()) == [Turn()] * 4
+
+
+@pytest.mark.parametrize(
+    ("share", "left"),
+    [
+        (True, 10.0 - 8.0 * 0.75),  # 8 s of compute hide 8 of 10 s, less the quarter by which they slow down
+        (0.5, 5.0),
+        (False, 10.0),
+    ],
+)
+def test_what_compute_leaves_of_a_reduction(share, left):
+    head, layers = CommSeconds(1.0, 2.0, 10.0), [CommSeconds(0.0, 3.0), CommSeconds(0.0, 5.0)]
+    assert reduction_left_s(head, layers, share, 0.25) == left
+
+
+def last_stage() -> PipelineSeconds:
+    """The last of two stages of torchtitan: a gather of the head's group takes 3 s, its reduction leaves 4 s in each forward."""
+    found = of_stages(software="torchtitan")
+    assert found.losses == [set(), {0}]
+    found.chunks = [[CHUNK], [CHUNK._replace(head_s=3.0, loss_s=4.0)]]
+    return found
+
+
+def test_seconds_of_each_action():
+    """F0 gathers all layers and the root in 1,000 s; each F adds 3 + 4 s, each B 3 s beside its sums of 0.5 and 0.25 s."""
+    added = {f"{a.kind}{a.microbatch}": one.added_s for a, one in last_stage()(1, order("1f1b", 2, 1, 2)[1]).items()}
+    assert added == {"F0": 1_000.0 + 7.0, "F1": 7.0, "B0": 3.0 + 0.5, "B1": 3.0 + 0.25}
+    assert of_stages(software="fsdp2").losses == [set(), set()]  # one head in the root's group, no chunks
+
+
+def test_calls_and_passes_of_a_step():
+    """Two micro-batches gather the root 5 times and reduce it twice; each layer once.
+
+    Each gather takes 8 s and 2 s of copies, each reduction 16 s and 4 s. Forward: root and 2 layers at first, then a root in
+    each loss, and both reductions: 5 gathers, 2 reductions. Backward: 2 roots, then the layers' reductions.
+    """
+    found = last_stage()
+    of = found.prices[1][0].groups
+    calls = found.calls(1)
+    assert [(calls["root", of.root].gathers, calls["root", of.root].reductions)] == [(5.0, 2.0)]
+    assert [(calls["block", layer].gathers, calls["block", layer].reductions) for layer in {*of.layers}] == [(2.0, 2.0)]
+    free = CommSeconds(8.0, 4.0, 16.0, 2.0)
+    found.prices = [[Prices(one.groups, dict.fromkeys(one.of, free)) for one in mine] for mine in found.prices]
+    forward, backward = found.passes(1)
+    assert forward == ShardedPass(7 / 2, (5 * 8.0 + 2 * 16.0) / 2, (5 * 2.0 + 2 * 4.0) / 2)
+    assert backward == ShardedPass(4 / 2, (2 * 8.0 + 2 * 16.0) / 2, (0.5 + 0.25 + 2 * 2.0 + 2 * 4.0) / 2)

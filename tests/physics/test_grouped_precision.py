@@ -142,3 +142,37 @@ def test_where_it_is_refused(said, words):
 
 def test_rowwise_runs_on_hopper():
     assert gemms(job("fp8_rowwise", "dgx-h100"))["experts.down"].recipe.forward_rate == 0.75
+
+
+def automodel(precision, **said):
+    """A job of NeMo AutoModel on B200, one projection of 8 / 4 experts, 1,024 x 1,024 (gate and up) and 512 x 1,024 (down)."""
+    return job(precision, name="automodel", moe={"dispatcher": "flex"} | said)
+
+
+def test_automodel_lays_the_weight_out_again():
+    """mxfp8.py, _mxfp8_weight_relayout: a copy of each weight, 2 + 2 bytes an element, kept for backward; its gradient is
+    copied back, 2 + 2 bytes. Of torchtitan's function with weight gradients in bf16, nothing else differs; no group is padded.
+
+    2 experts of 1,024 x 1,024 are 2,097,152 elements, of 512 x 1,024 1,048,576.
+    """
+    ours, theirs = gemms(automodel("mxfp8_torchao_wgrad_hp")), software("mxfp8_torchao_wgrad_hp")
+    for name, k, n in (("experts.gate_up", 1024, 1024), ("experts.down", 512, 1024)):
+        op, weight = ours[name], 2 * k * n
+        plain = low_precision(SimpleNamespace(software=theirs), 2, 8192, k, n)
+        assert op.forward_cast.bytes - plain["forward_cast"].bytes == 4 * weight
+        assert op.cast_bytes - plain["cast_bytes"] == 4 * weight
+        assert (op.forward_cast.kernels, op.cast_kernels) == (4, 3)
+        assert [(t.name, t.bytes) for t in op.stats] == [(f"{name}.relaid", 2 * weight)]
+        assert op.stats[0].name in op.saves
+        assert op.outputs[0].elements == 8192 * n
+
+
+def test_automodel_keeps_the_copies_of_every_layer():
+    """Without checkpointing, 2 layers keep 2 x (2,097,152 + 1,048,576) elements of 2 bytes more than in bf16."""
+    kept = [estimate(automodel(name)).memory.peak_allocated_bytes for name in ("none", "mxfp8_torchao_wgrad_hp")]
+    assert kept[1] - kept[0] == pytest.approx(2 * 2 * 3_145_728)
+
+
+def test_automodel_has_one_recipe():
+    with pytest.raises(ConfigError, match=r"is torchtitan's \(got software automodel\)"):
+        automodel("mxfp8_torchao")
