@@ -205,8 +205,10 @@ def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
         keys.left_open["data.microbatch_sz"] = "micro-batch size unknown; add --set data.microbatch_sz=N"
         micro = told_whole(keys.sets, "data.microbatch_sz")
     if gbs is None and dp and micro:
-        gbs = micro * dp
-        keys.notes.append(f"global batch not set, {gbs} assumed: one micro-batch per replica")
+        steps = keys.whole("gas")
+        gbs = micro * dp * (steps or 1)
+        if steps is None:
+            keys.notes.append(f"global batch not set, {gbs} assumed: one micro-batch per replica")
     set_by_user = told(keys.sets, "data.gbs") or told(keys.sets, "data.microbatch_sz")
     if gbs is not None and dp and micro and gbs % (micro * dp) and not set_by_user:
         parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"

@@ -23,7 +23,7 @@ from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import NAMED, without_layers
 from steptime.launch.megatron.own_layers import put_own_layers
-from steptime.launch.megatron.programs import does_not_train
+from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
@@ -159,8 +159,7 @@ def _put_engine(keys: JobKeys, beside: Beside | None) -> None:
     DeepSpeed casts the module to its own (deepspeedai/DeepSpeed runtime/engine.py, _configure_distributed_model).
     """
     extras = put_deepspeed_config(keys, beside)
-    for what in extras.beyond:
-        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
+    keys.beside_flags += [LaunchFlag("deepspeed_config", "", "unmodeled", what) for what in extras.beyond]
     for half, other in (("fp16", "bf16"), ("bf16", "fp16")):
         if not extras.engine.get(half) or keys.on(half) or told(keys.sets, "performance.precision"):
             continue
@@ -219,6 +218,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     if does_not_train(script.program, keys.beside):
         raise ConfigError(f"{keys.source}: line {script.line} runs {script.program}, which does not train")
     values, found = script.variables, keys.beside_flags
+    found += own_model(script.program, keys.beside, values)
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
         if "attention_backend" not in keys.values:
             keys.put("attention_backend", "unfused")
