@@ -83,3 +83,9 @@ def test_values_within_one_quoted_command_line_stay_asked_for(tmp_path, monkeypa
     script = f'{test}ALL="{flags} --bf16 $P"\n{run}\n'
     told = "$MBS, $PR have no value; write MBS=... PR=... before the command"
     assert problem_of(tmp_path, script).endswith(told)
+
+
+def test_a_test_without_its_last_bracket_fails(tmp_path):
+    """bash 5.2: `[ 1 -ge 1]` prints "[: missing `]'" and returns 2, so the other branch runs."""
+    script = f'if [ "1" -ge 1{{}}]; then P="--bf16"; else P="--fp16"; fi\n{LAUNCH} $P\n'
+    assert [precision(read_of(tmp_path, script.format(gap))) for gap in (" ", "")] == ["bf16", "fp16"]

@@ -291,7 +291,9 @@ class DryRun:
         return let(self.scope, text)
 
     def test(self, node: grammar.Simple) -> Outcome:
-        """[ ... ], [[ ... ]] and test."""
+        """[ ... ], [[ ... ]] and test; `[ 1 -ge 1]` lacks its last word, at which bash complains and goes on as at "no"."""
+        if node.words[0].text == "[" and node.words[-1].text != "]":
+            return "no"
         words = node.words[1 : -1 if node.words[-1].text in {"]", "]]"} else None]
         operands = [word.text if word.operator else self.expand.text(word.text, word.line) for word in words]
         self.blame = self.scope.cause(" ".join(operands), "it tests files")
