@@ -89,3 +89,12 @@ def test_a_test_without_its_last_bracket_fails(tmp_path):
     """bash 5.2: `[ 1 -ge 1]` prints "[: missing `]'" and returns 2, so the other branch runs."""
     script = f'if [ "1" -ge 1{{}}]; then P="--bf16"; else P="--fp16"; fi\n{LAUNCH} $P\n'
     assert [precision(read_of(tmp_path, script.format(gap))) for gap in (" ", "")] == ["bf16", "fp16"]
+
+
+def test_flags_added_by_an_undecided_test_leave_the_command_before_them(tmp_path, monkeypatch):
+    """The launcher and the program are in the text to which the test adds a flag; one has no cost, the other has."""
+    monkeypatch.delenv("VER", raising=False)
+    script = f'CMD="{LAUNCH} --bf16"\nif [ "$VER" = 2 ]; then CMD="$CMD {{}}"; fi\n$CMD --seed 1\n'
+    assert precision(read_of(tmp_path, script.format("--log-throughput"))) == "bf16"
+    why = "--swiglu: $CMD depends on the test in line 3 ($VER has no value); write VER=... before the command"
+    assert problem_of(tmp_path, script.format("--swiglu")) == f"line 3: {why}"
