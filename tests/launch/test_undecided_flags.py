@@ -98,3 +98,19 @@ def test_flags_added_by_an_undecided_test_leave_the_command_before_them(tmp_path
     assert precision(read_of(tmp_path, script.format("--log-throughput"))) == "bf16"
     why = "--swiglu: $CMD depends on the test in line 3 ($VER has no value); write VER=... before the command"
     assert problem_of(tmp_path, script.format("--swiglu")) == f"line 3: {why}"
+
+
+def test_the_vocabulary_is_asked_for_together_with_the_values_that_are_missing(tmp_path):
+    """A tokenizer of one's own; one whose path has the missing variable may be known with it."""
+    script = LAUNCH.replace("--seq-length 1024", "--seq-length $LENGTH").replace("--vocab-file gpt2-vocab.json", "{}")
+    told = "line 2: --seq-length: $LENGTH has no value; write LENGTH=... before the command"
+
+    def problems(tokenizer):
+        with pytest.raises(ConfigError) as error:
+            read_of(
+                tmp_path, script.format(f"--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model {tokenizer}")
+            )
+        return [line.partition("run.sh: ")[2] for line in error.value.problems]
+
+    assert problems("/data/own.model") == [told, "vocabulary size unknown; add --set model.vocab_sz=N"]
+    assert problems("$BASE/own.model") == [told]

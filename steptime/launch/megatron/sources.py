@@ -17,11 +17,12 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
-from steptime.launch.megatron.env_variables import put_backend, put_tokenizer, with_variables
+from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, with_variables
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import NAMED, without_layers
+from steptime.launch.megatron.missing_values import also_unknown
 from steptime.launch.megatron.own_layers import put_own_layers
 from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.translation import plan_of
@@ -129,8 +130,8 @@ def _from_words(
         without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
         flags = [*keys.flags(), *keys.beside_flags]
-        lines = [] if any(map(is_other_model, flags)) else [f"{path}: {problem}" for problem in said.problems]
-        raise ConfigError([*lines, *refusals(path, flags)])
+        asked = () if any(map(is_other_model, flags)) else (*said.problems, *also_unknown(keys, script, said.problems))
+        raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node
         taken = any(note.startswith(NOT_STATED) for note in script.notes)
@@ -138,7 +139,7 @@ def _from_words(
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
         keys.notes += still_true(script.notes, sets)
-        if outside := _from_outside(script.environment):
+        if outside := from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = script.unclear[0]
@@ -187,13 +188,6 @@ def _by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
         keys.sets = {"model": preset, **(keys.sets or {})}
         keys.notes.append(f"model {preset}, from its name")
     return preset is not None
-
-
-def _from_outside(environment: dict[str, str]) -> str:
-    """Variables of the environment in words: numbers and switches with values; others, possibly secret, only by name."""
-    shown = re.compile(r"\d{1,6}|true|false", re.IGNORECASE)
-    names = [name for name in sorted(environment) if not name.isdecimal()]
-    return ", ".join(f"{name}={environment[name]}" if shown.fullmatch(environment[name]) else name for name in names)
 
 
 def _on_machine(reading: Reading, script: Script) -> Reading:
