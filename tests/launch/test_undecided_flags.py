@@ -114,3 +114,13 @@ def test_the_vocabulary_is_asked_for_together_with_the_values_that_are_missing(t
 
     assert problems("/data/own.model") == [told, "vocabulary size unknown; add --set model.vocab_sz=N"]
     assert problems("$BASE/own.model") == [told]
+
+
+def test_sizes_of_a_file_that_is_an_argument_are_asked_for_as_that(tmp_path):
+    script = f'source "${{1}}"\n{LAUNCH}\n'.replace("--num-layers 4", "--num-layers $DEPTH")
+    assert problem_of(tmp_path, script) == (
+        "line 3: --num-layers: $DEPTH has no value, and the script sources $1; pass script and arguments as one string: "
+        "'SCRIPT ARG ...'"
+    )
+    (tmp_path / "small.sh").write_text("DEPTH=6\n", encoding="utf-8")
+    assert read_of(tmp_path, script, "small.sh").config["model"]["n_layers"] == 6

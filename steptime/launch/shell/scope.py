@@ -79,6 +79,10 @@ def clean(text: str) -> str:
     return text.replace(_OPEN, "").replace(_CLOSE, "")
 
 
+_SOURCES_ARGUMENT = re.compile(r" sources \$\{?(\d)\b")
+"""Of the note on a file that was not found, where its name is an argument that the script is not given."""
+
+
 class Scope:
     """Variables and arrays; unknown values are marks in the text."""
 
@@ -122,7 +126,9 @@ class Scope:
     def unset(self, name: str) -> str:
         """The mark of a variable that is not set."""
         cause = Unknown(f"${name} has no value", name if re.fullmatch(r"\w+", name) else "")
-        if self.sourced:
+        if argument := next((found[1] for line in self.sourced if (found := _SOURCES_ARGUMENT.search(line))), ""):
+            cause = Unknown(f"${name} has no value, and the script sources ${argument}", argument)
+        elif self.sourced:
             missing = f"{self.sourced[0]} was not found; put it in the same folder, or add --with FILE"
             cause = cause._replace(why=f"{cause.why} ({missing})")
         return self.mark(f"${name}", cause, unset=True)
