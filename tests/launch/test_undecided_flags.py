@@ -124,3 +124,20 @@ def test_sizes_of_a_file_that_is_an_argument_are_asked_for_as_that(tmp_path):
     )
     (tmp_path / "small.sh").write_text("DEPTH=6\n", encoding="utf-8")
     assert read_of(tmp_path, script, "small.sh").config["model"]["n_layers"] == 6
+
+
+def test_devices_are_asked_for_too_where_the_missing_values_do_not_tell_them(tmp_path):
+    script = LAUNCH.replace("--seq-length 1024", "--seq-length $1").replace("--nnodes 1", "--nnodes {}")
+
+    def problems(nodes):
+        with pytest.raises(ConfigError) as error:
+            read_of(tmp_path, script.format(nodes))
+        return [line.partition("run.sh: ")[2] for line in error.value.problems]
+
+    assert problems("$2") == [
+        "line 2: --seq-length: $1 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"
+    ]
+    assert [line.partition(": ")[2].partition(":")[0] for line in problems("$(wc -l < $HOSTS)")] == [
+        "--seq-length",
+        "--nnodes",
+    ]
