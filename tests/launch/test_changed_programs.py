@@ -8,6 +8,7 @@ import pytest
 from launch_readings import HARDWARE
 from test_flags_of_forks import GPT2, RUN, job_of, problem_of
 
+from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
@@ -92,3 +93,19 @@ def test_stages_and_micro_batches_of_the_first_3d_parallel_release(tmp_path: Pat
 
 def test_overlap_of_tensor_parallelism_switched_off_in_part(tmp_path: Path) -> None:
     assert not job_of(tmp_path, f"{GPT2} --disable-tp-comm-atomic-ag --disable-tp-comm-atomic-rs").parallelism.sp
+
+
+def test_a_model_whose_sizes_are_those_of_the_checkpoint_it_loads(tmp_path: Path) -> None:
+    """No --num-layers: --use-checkpoint-args takes them from the folder of that name; another name has no model."""
+    flags = (
+        "--seq-length 1024 --micro-batch-size 1 --global-batch-size 8 --bf16 --use-checkpoint-args --load ../models/{}"
+    )
+    path = tmp_path / "run.sh"
+
+    def reading(folder: str):
+        path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags.format(folder)}\n", encoding="utf-8")
+        return read("megatron", str(path), HARDWARE)
+
+    assert to_job(reading("llama-3-8B-megatron-tp1-bf16"), HARDWARE).model.n_layers == 32
+    with pytest.raises(ConfigError, match="no --num-layers; add --set model=NAME"):
+        reading("own-8B-megatron-tp1-bf16")
