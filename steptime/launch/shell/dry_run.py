@@ -212,7 +212,7 @@ class DryRun:
         if first == "unset":
             for value in rest:
                 self.scope.clear(value.text, node.line)
-        elif first == "read" and rest and node.body is not None:
+        elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
             read_names(self.expand, node, [word.text for word in rest])
         elif first in {"cat", "sed"} and node.to is not None:
             write_file(self.expand, node, self.beside)

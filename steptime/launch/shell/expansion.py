@@ -155,8 +155,9 @@ class Expander:
         if quoted and (index == "[*]" or name == "*"):
             values = [Value(" ".join(value.text for value in values), values[0].line if values else line)]
         if count:
-            elements = index in {"[@]", "[*]"}
-            return [Value(self._length(values, line) if elements else str(len(values[0].text if values else "")), line)]
+            whole = index in {"[@]", "[*]"}
+            length = self._length(name, values, line) if whole else str(len(values[0].text if values else ""))
+            return [Value(length, line)]
         if default := _DEFAULT.fullmatch(rest):
             return self._default(name, values, default[1], default[2], line, quoted=quoted)
         if not rest:
@@ -271,13 +272,15 @@ class Expander:
         lines = re.search(r"\bwc +-l\b", inner)
         return nodes_listed(self.scope, inner, shown, line) if lines and LISTS_NODES.search(inner) else None
 
-    def _length(self, values: list[Value], line: int) -> str:
+    def _length(self, name: str, values: list[Value], line: int) -> str:
         """How many elements an array has, of which those of a command that was not run are as many as it prints."""
-        reasons = [reason for value in values for reason in self.scope.reasons_of(value.text)]
-        if nodes := next((reason.shown for reason in reasons if LISTS_NODES.search(reason.shown)), ""):
-            return nodes_listed(self.scope, nodes, nodes, line)
-        printed = next((reason for reason in reasons if NOT_RUN in reason.cause.why), None)
-        return str(len(values)) if printed is None else self.scope.mark(printed.shown, printed.cause)
+        reasons = (reason for value in values for reason in self.scope.reasons_of(value.text))
+        whole = [reason for reason in reasons if reason.shown == f"${name}" or NOT_RUN in reason.cause.why]
+        said = " ".join(text for reason in whole for text in (reason.shown, reason.cause.why))
+        if LISTS_NODES.search(said) and (nodes := re.search(r"\$\([^()]*\)", said)):
+            return nodes_listed(self.scope, nodes[0], nodes[0], line)
+        unknown = self.scope.mark(whole[0].shown, whole[0].cause) if whole else ""
+        return "0" if whole and whole[0].unset else unknown or str(len(values))
 
 
 def quoted(body: str) -> str:
