@@ -103,6 +103,8 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
         both = f"{name}: {_BATCH} {whole} contradicts {keys.name('global_batch_size')} {flag}"
         keys.problem(f"{both}; add --set data.gbs=N")
     micro, steps = inner.get(_MICRO), inner.get(_STEPS)
+    if whole is None and flag is None and "gas" in keys.table.rules and isinstance(steps, int) and steps > 0:
+        keys.put("gas", steps, by=f"{name}: {_STEPS}")
     if all(isinstance(part, int) and part > 0 for part in (whole, micro, steps)) and whole % (micro * steps) == 0:
         keys.put("data_parallel_size", whole // (micro * steps))  # as runtime/config.py checks, _batch_assertion
     stage = keys.get("zero_stage")

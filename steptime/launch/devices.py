@@ -46,10 +46,14 @@ _COMMENT = re.compile(
 )
 
 
-def of_comment(text: str) -> int | None:
-    """The devices that a comment of a config names, also on two lines.
+_ANOTHER = re.compile(r"\bon (\d+)x? (?:\w+ ){0,2}GPUs?\b", re.IGNORECASE)
+"""Of a comment that may name the devices of another run than the first: "changed, as we run it on 2 GPUs"."""
 
-    A preset for 64 A100 GPUs (torchtitan); trained on 96x 40GB A100 GPUs (GPT-NeoX).
+
+def of_comment(text: str) -> int | None:
+    """The devices that a comment of a config names, also on two lines; of two numbers the one that the config is changed to.
+
+    A preset for 64 A100 GPUs (torchtitan); trained on 96x 40GB A100 GPUs (GPT-NeoX). None where comments name more numbers.
 
     >>> of_comment("# tune run --nproc_per_node 2 full_finetune_distributed")
     2
@@ -58,7 +62,10 @@ def of_comment(text: str) -> int | None:
     if found is None:
         return None
     whole, many, each, nodes, per_node, single = found.groups()
-    return 1 if single else int(whole) if whole else int(many or nodes or 1) * int(each or per_node)
+    said = 1 if single else int(whole) if whole else int(many or nodes or 1) * int(each or per_node)
+    comments = "\n".join(re.findall(r"#[^\n]*", text))
+    others = {int(count) for count in _ANOTHER.findall(comments)} - {said}
+    return said if not others else others.pop() if len(others) == 1 else None
 
 
 SET_DEVICES = "add --set parallelism.dp=N"

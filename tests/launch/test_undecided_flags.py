@@ -83,3 +83,61 @@ def test_values_within_one_quoted_command_line_stay_asked_for(tmp_path, monkeypa
     script = f'{test}ALL="{flags} --bf16 $P"\n{run}\n'
     told = "$MBS, $PR have no value; write MBS=... PR=... before the command"
     assert problem_of(tmp_path, script).endswith(told)
+
+
+def test_a_test_without_its_last_bracket_fails(tmp_path):
+    """bash 5.2: `[ 1 -ge 1]` prints "[: missing `]'" and returns 2, so the other branch runs."""
+    script = f'if [ "1" -ge 1{{}}]; then P="--bf16"; else P="--fp16"; fi\n{LAUNCH} $P\n'
+    assert [precision(read_of(tmp_path, script.format(gap))) for gap in (" ", "")] == ["bf16", "fp16"]
+
+
+def test_flags_added_by_an_undecided_test_leave_the_command_before_them(tmp_path, monkeypatch):
+    """The launcher and the program are in the text to which the test adds a flag; one has no cost, the other has."""
+    monkeypatch.delenv("VER", raising=False)
+    script = f'CMD="{LAUNCH} --bf16"\nif [ "$VER" = 2 ]; then CMD="$CMD {{}}"; fi\n$CMD --seed 1\n'
+    assert precision(read_of(tmp_path, script.format("--log-throughput"))) == "bf16"
+    why = "--swiglu: $CMD depends on the test in line 3 ($VER has no value); write VER=... before the command"
+    assert problem_of(tmp_path, script.format("--swiglu")) == f"line 3: {why}"
+
+
+def test_the_vocabulary_is_asked_for_together_with_the_values_that_are_missing(tmp_path):
+    """A tokenizer of one's own; one whose path has the missing variable may be known with it."""
+    script = LAUNCH.replace("--seq-length 1024", "--seq-length $LENGTH").replace("--vocab-file gpt2-vocab.json", "{}")
+    told = "line 2: --seq-length: $LENGTH has no value; write LENGTH=... before the command"
+
+    def problems(tokenizer):
+        with pytest.raises(ConfigError) as error:
+            read_of(
+                tmp_path, script.format(f"--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model {tokenizer}")
+            )
+        return [line.partition("run.sh: ")[2] for line in error.value.problems]
+
+    assert problems("/data/own.model") == [told, "vocabulary size unknown; add --set model.vocab_sz=N"]
+    assert problems("$BASE/own.model") == [told]
+
+
+def test_sizes_of_a_file_that_is_an_argument_are_asked_for_as_that(tmp_path):
+    script = f'source "${{1}}"\n{LAUNCH}\n'.replace("--num-layers 4", "--num-layers $DEPTH")
+    assert problem_of(tmp_path, script) == (
+        "line 3: --num-layers: $DEPTH has no value, and the script sources $1; pass script and arguments as one string: "
+        "'SCRIPT ARG ...'"
+    )
+    (tmp_path / "small.sh").write_text("DEPTH=6\n", encoding="utf-8")
+    assert read_of(tmp_path, script, "small.sh").config["model"]["n_layers"] == 6
+
+
+def test_devices_are_asked_for_too_where_the_missing_values_do_not_tell_them(tmp_path):
+    script = LAUNCH.replace("--seq-length 1024", "--seq-length $1").replace("--nnodes 1", "--nnodes {}")
+
+    def problems(nodes):
+        with pytest.raises(ConfigError) as error:
+            read_of(tmp_path, script.format(nodes))
+        return [line.partition("run.sh: ")[2] for line in error.value.problems]
+
+    assert problems("$2") == [
+        "line 2: --seq-length: $1 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"
+    ]
+    assert [line.partition(": ")[2].partition(":")[0] for line in problems("$(wc -l < $HOSTS)")] == [
+        "--seq-length",
+        "--nnodes",
+    ]

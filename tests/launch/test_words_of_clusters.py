@@ -208,3 +208,48 @@ def test_a_number_of_nodes_that_is_too_long(tmp_path: Path) -> None:
     script = f"#!/bin/bash\n#PBS -l select={digits}:mpiprocs={digits}\nN=$(wc -l < $PBS_NODEFILE)\n"
     script += f"mpirun -np $N python pretrain_gpt.py {GPT}\n"
     assert "number of nodes unknown" in asked(tmp_path, "run.sh", script)[0]
+
+
+LISTED = """\
+    #!/bin/bash
+    nodes=( $(%s) )
+    head=${nodes[0]}
+    srun torchrun --nnodes ${#nodes[@]} --nproc_per_node 8 --rdzv_endpoint $head:29500 pretrain_gpt.py %s
+"""
+LISTS = ["scontrol show hostnames $SLURM_JOB_NODELIST", "cat $PBS_NODEFILE | sort -u"]
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_the_length_of_a_list_of_nodes_is_not_one(tmp_path: Path, command: str) -> None:
+    """The array has as many elements as the command prints, which is not run: 3 nodes of 8 only where the user says so."""
+    script = LISTED % (command, GPT)
+    assert "number of nodes unknown, which $(" in asked(tmp_path, "run.sh", script)[0]
+    headers = "#!/bin/bash\n#SBATCH --nodes=2\n#PBS -l select=2:mpiprocs=8\n"
+    assert written(tmp_path, "run.sh", script.replace("#!/bin/bash\n", headers)).config["parallelism"]["dp"] == 16
+
+
+def test_the_length_of_a_list_that_another_command_prints(tmp_path: Path) -> None:
+    script = LISTED % ("cat hosts.txt", GPT)
+    assert "$(cat hosts.txt) in line 2 is a command" in asked(tmp_path, "run.sh", script)[0]
+
+
+@pytest.mark.parametrize(
+    ("fills", "told"),
+    [
+        ('mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")', "number of nodes unknown, which $("),
+        ('readarray -t nodes <<< "$(scontrol show hostnames)"', "number of nodes unknown, which $("),
+        ("mapfile -t nodes < hosts.txt", "is a command"),
+        ('IFS=, read -ra nodes <<< "$HOSTS_OF_JOB"', "$HOSTS_OF_JOB has no value"),
+    ],
+)
+def test_the_length_of_an_array_that_is_read(tmp_path: Path, fills: str, told: str) -> None:
+    script = (LISTED % ("", GPT)).replace("nodes=( $() )", fills)
+    assert told in asked(tmp_path, "run.sh", script)[0]
+
+
+def test_the_lines_of_a_text_that_is_known(tmp_path: Path) -> None:
+    """Two lines: 2 nodes of 8; an array that is not set has no elements, for which the branch is not taken."""
+    script = (LISTED % ("", GPT)).replace("nodes=( $() )", "mapfile -t nodes <<< $'a\\nb'")
+    more = "    if [ ${#extra[@]} -gt 0 ]; then exit 1; fi\n"
+    script = script.replace("    head=", f"{more}    head=").replace("$'a\\nb'", '"a\nb"')
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 16

@@ -57,3 +57,10 @@ def with_variables(reading: Reading, variables: Mapping[str, str]) -> Reading:
         performance["cpu_offload"] = performance["cpu_offload"] | {"threads": int(threads)}
         flags.append(LaunchFlag("OMP_NUM_THREADS", threads, "used", "performance.cpu_offload.threads"))
     return reading._replace(config=reading.config | {"performance": performance}, flags=flags)
+
+
+def from_outside(environment: Mapping[str, str]) -> str:
+    """Variables of the environment in words: numbers and switches with values; others, possibly secret, only by name."""
+    shown = re.compile(r"\d{1,6}|true|false", re.IGNORECASE)
+    names = [name for name in sorted(environment) if not name.isdecimal()]
+    return ", ".join(f"{name}={environment[name]}" if shown.fullmatch(environment[name]) else name for name in names)

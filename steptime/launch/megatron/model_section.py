@@ -13,7 +13,7 @@ from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_sectio
 from steptime.launch.named_models import preset_of
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes, reads_pieces
 
-_TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
+TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
 """Arguments that name a tokenizer's files."""
 _CALLED = ("load", "save", "pretrained_checkpoint", "wandb_exp_name", "tensorboard_dir", "model_name")
 """Arguments whose values may name the model."""
@@ -37,7 +37,7 @@ def model_section(keys: JobKeys) -> dict[str, Any]:
         "n_q_heads": heads,
         "n_kv_heads": None if latent(keys) else _kv_heads(keys, heads),
         "head_dim": None if latent(keys) else keys.whole("kv_channels"),
-        "vocab_sz": _vocabulary(keys),
+        "vocab_sz": vocabulary(keys),
         "glu": glu,
         "activation": _activation(keys, glu=glu),
         "swiglu_limit": (keys.number("activation_func_clamp_value") or None) if glu else None,
@@ -150,7 +150,7 @@ _SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
 """Arguments with the SIZES by which a preset is recognized."""
 
 
-def _vocabulary(keys: JobKeys) -> int | None:
+def vocabulary(keys: JobKeys) -> int | None:
     """Entries before padding, as far as they are given, or the tokenizer's name or files tell."""
     if (set_by_user := told(keys.sets, "model.vocab_sz")) is not None:
         return int(set_by_user) if isinstance(set_by_user, int) else None
@@ -162,7 +162,7 @@ def _vocabulary(keys: JobKeys) -> int | None:
     if size is not None and kind == "NullTokenizer":
         size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
     if size is None:
-        files = [keys.get(key) for key in _TOKENIZERS]
+        files = [keys.get(key) for key in TOKENIZERS]
         called = ["/".join(keys.source.split("/")[-2:]), *(str(keys.get(key) or "") for key in _CALLED)]
         found = entries_of(kind, [str(name) for name in files if name], keys.beside, " ".join(called))
         if not any(files) and (name := keys.get("run.name")):
@@ -205,8 +205,10 @@ def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
         keys.left_open["data.microbatch_sz"] = "micro-batch size unknown; add --set data.microbatch_sz=N"
         micro = told_whole(keys.sets, "data.microbatch_sz")
     if gbs is None and dp and micro:
-        gbs = micro * dp
-        keys.notes.append(f"global batch not set, {gbs} assumed: one micro-batch per replica")
+        steps = keys.whole("gas")
+        gbs = micro * dp * (steps or 1)
+        if steps is None:
+            keys.notes.append(f"global batch not set, {gbs} assumed: one micro-batch per replica")
     set_by_user = told(keys.sets, "data.gbs") or told(keys.sets, "data.microbatch_sz")
     if gbs is not None and dp and micro and gbs % (micro * dp) and not set_by_user:
         parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"

@@ -16,6 +16,9 @@ from steptime.launch.megatron.torch_fsdp import by_torch_fsdp, fsdp_section
 
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
     """Degrees, the distribution of layers and of states; without a number of devices, dp is left for the Job to ask for."""
+    stages = "pipeline_model_parallel_size"
+    if keys.get(stages) == "0" and keys.name(stages) == "--pipe-parallel-size":  # "Disable with 0", its help says
+        keys.put(stages, 1)
     tp, pp, cp = (keys.count(f"{axis}_parallel_size") for axis in ("tensor_model", "pipeline_model", "context"))
     if ulysses := (keys.whole("ds_sequence_parallel_size") or 1) > 1:  # of Megatron-DeepSpeed
         cp = keys.count("ds_sequence_parallel_size")

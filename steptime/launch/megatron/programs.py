@@ -1,15 +1,74 @@
-"""Programs over Megatron-LM beside a script: whether one trains."""
+"""Programs over Megatron-LM beside a script: whether one trains, and whether its model is that of its flags."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator, Mapping
 
 from steptime.launch.beside import Beside
 from steptime.launch.config_values import syntax_of
+from steptime.launch.reading import LaunchFlag
 
 _TRAINS = re.compile(r"train(?!ed)|tune|sft|fit$|backward|main|run|launch|step$", re.IGNORECASE)
 """Names of functions that train, or that may call one that does."""
+
+
+_PLATFORM = re.compile(
+    r"(?:NVTE|NCCL|RCCL|CUDA|HIP|ROCM|MIOPEN|TORCH|PYTORCH|WANDB|SLURM|OMP|HF|MASTER|LOCAL|UB|GLOO|FI)_|(?:WORLD_SIZE|RANK)$"
+)
+"""Beginnings of the names of variables that libraries and launchers read, of which a program may read some as well."""
+
+
+def own_model(program: str, beside: Beside | None, variables: Mapping[str, str]) -> list[LaunchFlag]:
+    """What makes the model of a program in the repository beside the flags of Megatron-LM.
+
+    Megatron-LM's own programs hand all flags on (core_transformer_config_from_args); a config built from some of them leaves the
+    others at the defaults of the class. `variables`: those of the script, of which a program may read some where it builds the
+    model.
+    """
+    code = _over_megatron(program, beside)
+    found: dict[str, str] = {}
+    for node in ast.walk(syntax_of(code)) if code else ():
+        if isinstance(node, ast.Call) and _name(node.func) == "TransformerConfig" and _of_some_flags(node):
+            found[program] = (
+                "builds a TransformerConfig of its own from some of its flags, with other defaults for the rest"
+            )
+        elif isinstance(node, ast.FunctionDef) and re.search(r"model", node.name):
+            own = [name for name in _variables_read(node) if variables.get(name) and not _PLATFORM.match(name)]
+            found |= dict.fromkeys(own, f"read by {program} where it builds its model")
+    return [LaunchFlag(what, "", "unmodeled", why) for what, why in found.items()]
+
+
+def _of_some_flags(call: ast.Call) -> bool:
+    """Whether a call passes values of `args` one by one, and no mapping of all."""
+    given = [keyword.value for keyword in call.keywords if keyword.arg is not None]
+    of_args = [value for value in given if isinstance(value, ast.Attribute) and _name(value.value) == "args"]
+    return len(of_args) > 2 and len(given) == len(call.keywords)
+
+
+def _variables_read(function: ast.FunctionDef) -> Iterator[str]:
+    """Names of the environment's variables that a function reads."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+            "os.environ.get",
+            "os.getenv",
+            "environ.get",
+            "getenv",
+        }:
+            name: ast.expr | None = next(iter(node.args), None)
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) in {"os.environ", "environ"}:
+            name = node.slice
+        else:
+            continue
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield name.value
+
+
+def _over_megatron(program: str, beside: Beside | None) -> str:
+    """The text of a program in the repository that imports Megatron's functions; "" of another, or where it is not there."""
+    code = beside.text(program) if beside is not None and program.endswith(".py") else None
+    return code if code and re.search(r"^\s*(?:from|import) megatron\b", code, re.MULTILINE) else ""
 
 
 def does_not_train(program: str, beside: Beside | None) -> bool:
@@ -17,8 +76,7 @@ def does_not_train(program: str, beside: Beside | None) -> bool:
 
     False where the program is not there, or cannot be read.
     """
-    code = beside.text(program) if beside is not None and program.endswith(".py") else None
-    if code is None or not re.search(r"^\s*(?:from|import) megatron\b", code, re.MULTILINE):
+    if not (code := _over_megatron(program, beside)):
         return False
     nodes = list(ast.walk(syntax_of(code)))
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}

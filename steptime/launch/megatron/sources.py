@@ -17,13 +17,14 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
-from steptime.launch.megatron.env_variables import put_backend, put_tokenizer, with_variables
+from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, with_variables
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import NAMED, without_layers
+from steptime.launch.megatron.missing_values import also_unknown
 from steptime.launch.megatron.own_layers import put_own_layers
-from steptime.launch.megatron.programs import does_not_train
+from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
@@ -125,12 +126,13 @@ def _from_words(
     if script is not None:
         _of_environment(keys, script)
     deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
-    if not said.arguments.keys() & deep and not _by_name(keys, ("load",) if swift else ()):
+    of_checkpoint = swift or keys.on("use_checkpoint_args")
+    if not said.arguments.keys() & deep and not _by_name(keys, ("load",) if of_checkpoint else ()):
         without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
         flags = [*keys.flags(), *keys.beside_flags]
-        lines = [] if any(map(is_other_model, flags)) else [f"{path}: {problem}" for problem in said.problems]
-        raise ConfigError([*lines, *refusals(path, flags)])
+        asked = () if any(map(is_other_model, flags)) else (*said.problems, *also_unknown(keys, script, said.problems))
+        raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node
         taken = any(note.startswith(NOT_STATED) for note in script.notes)
@@ -138,7 +140,7 @@ def _from_words(
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
         keys.notes += still_true(script.notes, sets)
-        if outside := _from_outside(script.environment):
+        if outside := from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = script.unclear[0]
@@ -159,8 +161,7 @@ def _put_engine(keys: JobKeys, beside: Beside | None) -> None:
     DeepSpeed casts the module to its own (deepspeedai/DeepSpeed runtime/engine.py, _configure_distributed_model).
     """
     extras = put_deepspeed_config(keys, beside)
-    for what in extras.beyond:
-        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
+    keys.beside_flags += [LaunchFlag("deepspeed_config", "", "unmodeled", what) for what in extras.beyond]
     for half, other in (("fp16", "bf16"), ("bf16", "fp16")):
         if not extras.engine.get(half) or keys.on(half) or told(keys.sets, "performance.precision"):
             continue
@@ -190,13 +191,6 @@ def _by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
     return preset is not None
 
 
-def _from_outside(environment: dict[str, str]) -> str:
-    """Variables of the environment in words: numbers and switches with values; others, possibly secret, only by name."""
-    shown = re.compile(r"\d{1,6}|true|false", re.IGNORECASE)
-    names = [name for name in sorted(environment) if not name.isdecimal()]
-    return ", ".join(f"{name}={environment[name]}" if shown.fullmatch(environment[name]) else name for name in names)
-
-
 def _on_machine(reading: Reading, script: Script) -> Reading:
     """The reading with the machine that the script's headers name, if it is shipped."""
     if not script.gpu:
@@ -219,6 +213,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     if does_not_train(script.program, keys.beside):
         raise ConfigError(f"{keys.source}: line {script.line} runs {script.program}, which does not train")
     values, found = script.variables, keys.beside_flags
+    found += own_model(script.program, keys.beside, values)
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
         if "attention_backend" not in keys.values:
             keys.put("attention_backend", "unfused")

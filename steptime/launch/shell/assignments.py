@@ -59,17 +59,24 @@ def let(scope: Scope, text: str) -> Outcome:
 
 
 def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
-    """`read NAME ... <<< text`: the text's parts, the last name the rest; with -d the text as it is, with -a all parts."""
+    """`read NAME ... <<< text`: the text's parts, the last name the rest; with -d the text as it is, with -a all parts.
+
+    `mapfile NAME <<< text`, also called readarray: its lines.
+    """
     scope = expand.scope
-    text = expand.text(quoted(node.body or ""), node.line)
+    body = "$(cat)" if node.body is None else node.body  # the lines of a file
+    text = expand.text(body if body.startswith("$(") else quoted(body), node.line)
     separators = [expand.text(word.text[4:], node.line) for word in node.words if word.text.startswith("IFS=")]
     separator = separators[0] if separators else None
     names = [word for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
-    if "-d" in words or not names:
+    by_lines = node.words[0].text in {"mapfile", "readarray"}
+    if ("-d" in words and not by_lines) or not names:
         scope.put(words[-1], text, node.line)
     elif not scope.known(text):
         for name in names:
             scope.put(name, scope.mark(f"${name}", scope.cause(text, "")), node.line)
+    elif by_lines:
+        scope.put_array(names[-1], [Value(part, node.line) for part in text.splitlines()])
     elif any(re.fullmatch(r"-\w*a", word) for word in words):
         scope.put_array(names[0], [Value(part, node.line) for part in text.split(separator)])
     else:

@@ -212,7 +212,7 @@ class DryRun:
         if first == "unset":
             for value in rest:
                 self.scope.clear(value.text, node.line)
-        elif first == "read" and rest and node.body is not None:
+        elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
             read_names(self.expand, node, [word.text for word in rest])
         elif first in {"cat", "sed"} and node.to is not None:
             write_file(self.expand, node, self.beside)
@@ -291,7 +291,9 @@ class DryRun:
         return let(self.scope, text)
 
     def test(self, node: grammar.Simple) -> Outcome:
-        """[ ... ], [[ ... ]] and test."""
+        """[ ... ], [[ ... ]] and test; `[ 1 -ge 1]` lacks its last word, at which bash complains and goes on as at "no"."""
+        if node.words[0].text == "[" and node.words[-1].text != "]":
+            return "no"
         words = node.words[1 : -1 if node.words[-1].text in {"]", "]]"} else None]
         operands = [word.text if word.operator else self.expand.text(word.text, word.line) for word in words]
         self.blame = self.scope.cause(" ".join(operands), "it tests files")

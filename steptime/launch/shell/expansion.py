@@ -8,7 +8,8 @@ import re
 from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
-from steptime.launch.shell.scope import DEVICES_OF_JOB, LINES_OF_NODE, NODES_OF_JOB, Scope, Unknown, Value
+from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Unknown, Value
+from steptime.launch.shell.slurm import LISTS_NODES, nodes_listed
 
 _INDICES = re.compile(r"!([A-Za-z_]\w*)\[[@*]\]")
 """${!array[@]}; with named elements ([a]=1) they are not numbers."""
@@ -30,8 +31,6 @@ _COUNTS_DEVICES = re.compile(
     r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
 )
 """Commands that print the number of devices of a node."""
-_COUNTS_NODES = re.compile(r"(?=.*\b(?:PBS_NODEFILE|SLURM_(?:JOB_)?NODELIST)\b).*\bwc +-l\b")
-"""Commands that print the number of nodes of the job; PBS lists a node once for each of its processes."""
 _WORDS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
 NOT_RUN = "is a command, and commands are not run"
 DEVICES_ON_NODE = "devices on a node"
@@ -156,8 +155,9 @@ class Expander:
         if quoted and (index == "[*]" or name == "*"):
             values = [Value(" ".join(value.text for value in values), values[0].line if values else line)]
         if count:
-            elements = index in {"[@]", "[*]"}
-            return [Value(str(len(values) if elements else len(values[0].text if values else "")), line)]
+            whole = index in {"[@]", "[*]"}
+            length = self._length(name, values, line) if whole else str(len(values[0].text if values else ""))
+            return [Value(length, line)]
         if default := _DEFAULT.fullmatch(rest):
             return self._default(name, values, default[1], default[2], line, quoted=quoted)
         if not rest:
@@ -269,13 +269,18 @@ class Expander:
             if everywhere:
                 why = f"number of devices unknown, which {shown} in line {line} counts"
                 return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB))
-        if _COUNTS_NODES.search(inner):
-            if counted := self.scope.get(NODES_OF_JOB) or self.scope.get("SLURM_NNODES"):
-                lines = None if re.search(r"\buniq\b|\bsort +-u", inner) else self.scope.get(LINES_OF_NODE)
-                return str(int(counted.text) * int(lines.text)) if lines else counted.text
-            why = f"number of nodes unknown, which {shown} in line {line} counts"
-            return self.scope.mark(shown, Unknown(why, NODES_OF_JOB))
-        return None
+        lines = re.search(r"\bwc +-l\b", inner)
+        return nodes_listed(self.scope, inner, shown, line) if lines and LISTS_NODES.search(inner) else None
+
+    def _length(self, name: str, values: list[Value], line: int) -> str:
+        """How many elements an array has, of which those of a command that was not run are as many as it prints."""
+        reasons = (reason for value in values for reason in self.scope.reasons_of(value.text))
+        whole = [reason for reason in reasons if reason.shown == f"${name}" or NOT_RUN in reason.cause.why]
+        said = " ".join(text for reason in whole for text in (reason.shown, reason.cause.why))
+        if LISTS_NODES.search(said) and (nodes := re.search(r"\$\([^()]*\)", said)):
+            return nodes_listed(self.scope, nodes[0], nodes[0], line)
+        unknown = self.scope.mark(whole[0].shown, whole[0].cause) if whole else ""
+        return "0" if whole and whole[0].unset else unknown or str(len(values))
 
 
 def quoted(body: str) -> str:

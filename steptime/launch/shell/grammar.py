@@ -19,7 +19,7 @@ class Simple(NamedTuple):
     words: list[Token]
     line: int
     body: str | None = None
-    """Its here-document, or the word of <<<, unexpanded."""
+    """Its here-document, the word of <<<, or the command of < <( ... ), unexpanded."""
     to: Token | None = None
     piped: bool = False
     """Whether another command reads its output."""
@@ -262,15 +262,16 @@ class _Parser:
         words: list[Token] = []
         body: str | None = None
         to: Token | None = None
-        first = self.peek()
-        inside = False  # [[ ... ]] has operators of its own
+        first, inside = self.peek(), False  # [[ ... ]] has operators of its own
         while (token := self.peek()) is not None:
             inside = (inside or token.text == "[[") and token.text != "]]"
             if token.operator and not inside:
                 if token.text not in REDIRECTIONS:
                     break
-                body = token.body if token.text in {"<<", "<<-"} else body
+                body, at = token.body if token.text in {"<<", "<<-"} else body, self.i + 1
                 self._redirection()
+                if token.text == "<" and [word.text for word in self.tokens[at : at + 1]] == ["("]:
+                    body = f"$({' '.join(word.text for word in self.tokens[at + 1 : self.i - 1])})"
                 if token.text in {">", ">|", ">&"}:
                     to = next(iter(self.tokens[self.i - 1 : self.i]), None)
                 if token.text == "<<<":  # what follows it, if anything does

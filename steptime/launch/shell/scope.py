@@ -79,6 +79,10 @@ def clean(text: str) -> str:
     return text.replace(_OPEN, "").replace(_CLOSE, "")
 
 
+_SOURCES_ARGUMENT = re.compile(r" sources \$\{?(\d)\b")
+"""Of the note on a file that was not found, where its name is an argument that the script is not given."""
+
+
 class Scope:
     """Variables and arrays; unknown values are marks in the text."""
 
@@ -122,7 +126,9 @@ class Scope:
     def unset(self, name: str) -> str:
         """The mark of a variable that is not set."""
         cause = Unknown(f"${name} has no value", name if re.fullmatch(r"\w+", name) else "")
-        if self.sourced:
+        if argument := next((found[1] for line in self.sourced if (found := _SOURCES_ARGUMENT.search(line))), ""):
+            cause = Unknown(f"${name} has no value, and the script sources ${argument}", argument)
+        elif self.sourced:
             missing = f"{self.sourced[0]} was not found; put it in the same folder, or add --with FILE"
             cause = cause._replace(why=f"{cause.why} ({missing})")
         return self.mark(f"${name}", cause, unset=True)
@@ -228,6 +234,17 @@ def _choices(scope: Scope, texts: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found)) if flags and len(found) <= _MOST_CHOICES else ()
 
 
+def _before(texts: list[str]) -> str:
+    """The text to which some tests add words (CMD="$CMD --flag"), as all of these begin with it; "" where they do not.
+
+    >>> _before(["torchrun train.py", "torchrun train.py --bf16"]), _before(["--lr 1", "--lr 10"])
+    ('torchrun train.py', '')
+    """
+    least = min(texts, key=len).rstrip()
+    whole = all(text.startswith(least) and not text[len(least) :][:1].strip() for text in texts)
+    return least if whole else ""
+
+
 def merged(scopes: list[Scope], cause: Unknown) -> Scope:
     """One scope from several possible ones: a variable keeps its value where all agree."""
     joined = scopes[0].copy()
@@ -238,11 +255,13 @@ def merged(scopes: list[Scope], cause: Unknown) -> Scope:
         texts = [None if value is None else [item.text for item in value] for value in values]
         if all(text == texts[0] for text in texts):
             continue
-        choices = _choices(joined, [" ".join(text or []) for text in texts])
+        whole = [" ".join(text or []) for text in texts]
+        before = _before(whole) if name not in joined.arrays and all(len(text or []) == 1 for text in texts) else ""
+        choices = _choices(joined, [text[len(before) :] for text in whole])
+        before, choices = (before, choices) if choices else ("", _choices(joined, whole))
         mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}", choices=choices))
-        joined.values[name] = [
-            Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
-        ]
+        line = max(item.line for value in values for item in value or []) if any(values) else 0
+        joined.values[name] = [Value(f"{before} {mark}" if before else mark, line)]
         if any(name in scope.arrays for scope in scopes):
             joined.arrays.add(name)
     return joined

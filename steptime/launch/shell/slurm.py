@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from steptime.launch.beside import Beside
-from steptime.launch.shell.scope import LINES_OF_NODE, NODES_OF_JOB, Scope, Value
+from steptime.launch.shell.scope import LINES_OF_NODE, NODES_OF_JOB, Scope, Unknown, Value
 
 _SBATCH = {
     "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
@@ -48,6 +48,20 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
     if "SLURM_NTASKS" in found:
         found["SLURM_NPROCS"] = found["SLURM_NTASKS"]
     return found
+
+
+LISTS_NODES = re.compile(r"\b(?:PBS_NODEFILE|SLURM_(?:JOB_)?NODELIST)\b|\bscontrol +show +hostname")
+"""Of a command that prints the nodes of the job."""
+
+
+def nodes_listed(scope: Scope, command: str, shown: str, line: int) -> str:
+    """How many nodes a command lists, from the headers or the user; without a value where neither tells it."""
+    if counted := scope.get(NODES_OF_JOB) or scope.get("SLURM_NNODES"):
+        once = "PBS_NODEFILE" not in command or re.search(r"\buniq\b|\bsort +-u", command)
+        lines = None if once else scope.get(LINES_OF_NODE)
+        return str(int(counted.text) * int(lines.text)) if lines else counted.text
+    why = f"number of nodes unknown, which {shown} in line {line} counts"
+    return scope.mark(shown, Unknown(why, NODES_OF_JOB))
 
 
 def submitted(scope: Scope, beside: Beside, own: str, words: list[Value]) -> str:

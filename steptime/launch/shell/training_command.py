@@ -92,11 +92,11 @@ def _works_otherwise(launch: TrainingCommand) -> bool:
 
 def _trains(launch: TrainingCommand) -> bool:
     word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
-    return (
-        "finetune" in posixpath.basename(word)
-        or "train" in posixpath.basename(word)
-        or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
-    )
+    return _names_training(word) or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
+
+
+def _names_training(program: str) -> bool:
+    return bool(re.search("finetune|train", posixpath.basename(program)))
 
 
 _OF_A_JOB = (
@@ -151,6 +151,8 @@ def launch_of(command: Command) -> TrainingCommand | None:
         ):
             return TrainingCommand(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
+            if _names_training(after) and after.endswith(".py") and not _names_training(word):
+                continue  # a program that runs another one: profile.py pretrain_gpt.py
             return TrainingCommand(command, i, launchers)
         elif python and UNKNOWN.fullmatch(text) and after.startswith("--") and _sizes_alone(words, i):
             return TrainingCommand(command, i, launchers)  # a program in a variable without a value, and its sizes
