@@ -33,7 +33,7 @@ from steptime.job.performance_rules import performance_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.device_kernels import has_cudnn
-from steptime.software.performance import Options, Performance, Software, resolve
+from steptime.software.performance import OPTIONS, Performance, Software, resolve
 from steptime.software.precision import precisions
 from steptime.software.recomputation import Recomputation, resolve_recompute
 
@@ -127,7 +127,7 @@ class Job(Config):
             parallelism["fsdp"] = resolved_fsdp(fsdp, self.software)
         parallelism |= resolved | pipeline_rules.group_taken(self.facts)
         settings = self.software.settings()
-        performance = {key: settings[key] for key in Options.model_fields}
+        performance = {key: settings[key] for key in OPTIONS}
         away = self.performance.cpu_offload
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
