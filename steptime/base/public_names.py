@@ -32,7 +32,7 @@ class PublicNames(ModelMetaclass):
         return sorted(shown | {"__doc__"})
 
 
-class PublicFields(BaseModel):
+class PublicFields(BaseModel, defer_build=True):
     """Settings of which a notebook completes the fields and the public names of their class."""
 
     def __dir__(self) -> list[str]:
