@@ -19,7 +19,7 @@ from steptime.job.local_params import shard_of
 from steptime.job.mesh import Fsdp, Parallelism
 from steptime.job.offload_rules import OF_NO_PROFILE
 from steptime.model.model import Model
-from steptime.software.performance import Options, Performance
+from steptime.software.performance import OPTIONS, Performance
 from steptime.software.recomputation import Recomputation
 
 DLCALC = Path(__file__).parent / "data" / "dlcalc"
@@ -343,7 +343,7 @@ def test_the_echo_has_keys_that_no_profile_sets(key, precision, software, machin
 def test_no_key_of_performance_is_missing_in_the_echo():
     written_apart = {"software", "overlap", "moe", "cpu_offload", "calibration"}
     in_recomputation = {"activation_checkpointing_type", "recompute"}
-    assert set(Performance.model_fields) - set(Options.model_fields) == {
+    assert set(Performance.model_fields) - set(OPTIONS) == {
         *OF_NO_PROFILE, *written_apart, *in_recomputation
     }  # fmt: skip
 

@@ -20,7 +20,7 @@ from steptime.memory.overhead import (
 )
 from steptime.model.blocks import n_params, n_trained
 from steptime.software.efficiency import compute_factor, sustained_share
-from steptime.software.performance import EAGER_TORCH, Options, Software
+from steptime.software.performance import EAGER_TORCH, OPTIONS, Software
 from steptime.software.precision import RECIPES, rate_of
 
 _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention_backward_efficiency", "efficiency")
@@ -68,7 +68,7 @@ def _software(job: Job) -> str:
     usual, here = usual_settings(job), software.settings()
     changed = [
         f"{key} {flow(here[key])} (profile: {flow(usual[key])})"
-        for key in Options.model_fields
+        for key in OPTIONS
         if getattr(job.performance, key) is not None and here[key] != usual[key]
     ]
     about = [*([] if job.performance.software else ["default"]), *([software.as_of] if software.as_of else [])]
@@ -95,7 +95,7 @@ def _fitted(job: Job) -> list[str]:
 
 def _profile(job: Job) -> list[str]:
     settings = job.software.settings()
-    taken = [f"{key} {flow(settings[key])}" for key in Options.model_fields if getattr(job.performance, key) is None]
+    taken = [f"{key} {flow(settings[key])}" for key in OPTIONS if getattr(job.performance, key) is None]
     return [f"from the profile {job.software.name}: {', '.join(taken)}"] if taken else []
 
 

@@ -13,7 +13,7 @@ from steptime.job.job import Job
 from steptime.job.offload_rules import OF_NO_PROFILE
 from steptime.model.blocks import layers
 from steptime.model.model import Moe
-from steptime.software.performance import Options, load_software
+from steptime.software.performance import OPTIONS, load_software
 from steptime.software.settings import MoeSettings
 
 
@@ -219,7 +219,7 @@ def _beyond_the_layers(job: Job) -> list[str]:
 def said(job: Job) -> Iterator[tuple[str, Any]]:
     """Settings that the plan changes, by dotted key."""
     usual, own = usual_settings(job), job.performance
-    for key in Options.model_fields:
+    for key in OPTIONS:
         value = getattr(own, key)
         if value is not None and value != usual[key]:
             yield f"performance.{key}", value

@@ -84,7 +84,7 @@ def memory_interval(job: Job) -> Interval:
 
 def interval_at(of: str, place: RunPlace, without: str = "") -> Interval:
     """The interval of `step` or `memory` at a place; `without` leaves out the cell of one measured run."""
-    return _interval_at(of, place, measured(of).cells.get(without))
+    return _interval_at(of, place, measured(of).cells.get(without) if without else None)
 
 
 @lru_cache(maxsize=256)

@@ -178,10 +178,10 @@ class Measured:
     @cached_property
     def sites(self) -> Sites:
         """Kind and values of every run, for distances."""
-        places = {id(run.place): self.counted(run.place.at) for run in self.runs}  # most runs of a place share it
-        number = dict(zip(places, range(len(places)), strict=True))
+        at = {id(run.place): run.place.at for run in self.runs}  # most runs of a place share it
+        number = dict(zip(at, range(len(at)), strict=True))
         of_run = [number[id(run.place)] for run in self.runs]
-        return Sites(self.kinds, of_run, list(places.values()), self.per_doubling)
+        return Sites(self.kinds, of_run, [self.counted(values) for values in at.values()], self.per_doubling)
 
     def counted(self, at: Sequence[float]) -> tuple[float, ...]:
         """Values on `AXES`, 1 on those that do not count."""

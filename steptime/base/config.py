@@ -4,7 +4,7 @@ Each is one line, `path: what is wrong (got VALUE); what to write instead`; `Con
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
@@ -59,14 +59,6 @@ class Config(PublicFields, metaclass=PublicNames):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    not_modeled: ClassVar[Mapping[str, str]] = {}
-    """Keys ("path") and values ("path=word") that are known but not modeled, with their message."""
-    natural_names: ClassVar[Mapping[str, str]] = {}
-    """Keys of other frameworks -> the dotted key with the same meaning."""
-    missing: ClassVar[Mapping[str, str]] = {}
-    """Required keys -> what to give where they are missing; "": any other."""
-    fixes: ClassVar[Mapping[str, str]] = {}
-    """Keys with a value of the wrong type ("path=value") -> what to write; "": where a mapping is expected."""
     draw: ClassVar[Callable[[Any], str | None]] = lambda _: None  # as HTML, where report.notebook is loaded
 
     def _repr_html_(self) -> str | None:
@@ -232,14 +224,15 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
     """Problems that pydantic finds at one path; a ConfigError raised by a validator keeps its own problems."""
     first, owners = items[0]
     got, kind = first["input"], first["type"]
-    if path in cls.not_modeled:
-        return [ConfigProblem(f"{path}: {cls.not_modeled[path]}", path, unknown=True)]
-    if (word := f"{path}={got}") in cls.not_modeled:
-        return [ConfigProblem(f"{path}: {cls.not_modeled[word]} (got {show(got)})", path)]
+    not_modeled, natural_names, missing, fixes = cls.wording
+    if path in not_modeled:
+        return [ConfigProblem(f"{path}: {not_modeled[path]}", path, unknown=True)]
+    if (word := f"{path}={got}") in not_modeled:
+        return [ConfigProblem(f"{path}: {not_modeled[word]} (got {show(got)})", path)]
     if kind in {"extra_forbidden", "invalid_key"}:
         known = {name for owner in owners for name in owner.model_fields}
         section, _, key = path.rpartition(".")
-        meant = cls.natural_names.get(key.lower().replace("-", "_"), "")
+        meant = natural_names.get(key.lower().replace("-", "_"), "")
         at, _, name = meant.rpartition(".")
         if meant and at != section:
             return [ConfigProblem(f"{path}: unknown key (got {show(got)}); did you mean {meant}?", path, unknown=True)]
@@ -247,7 +240,7 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
         line = f"{path}: unknown key (got {show(got)}){f'; did you mean {name!r}?' if meant else hint}"
         return [ConfigProblem(line, path, unknown=True, meant=name or closest(key, known))]
     if kind == "missing":
-        return [ConfigProblem(f"{path}: required key is missing{cls.missing.get(path, cls.missing.get('', ''))}", path)]
+        return [ConfigProblem(f"{path}: required key is missing{missing.get(path, missing.get('', ''))}", path)]
     if kind == "value_error":
         cause = first["ctx"]["error"]
         if isinstance(cause, ConfigError):
@@ -255,8 +248,8 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
         line = f"{path}: {cause}" if path or not isinstance(got, dict) else str(cause)
         return [ConfigProblem(line if isinstance(got, dict) else f"{line} (got {show(got)})", path)]
     line = f"{path}: {_wrong(items)}"
-    usual = cls.fixes.get("", "").format(path=path) if "expected a mapping (got" in line else ""
-    return [ConfigProblem(line + cls.fixes.get(f"{path}={got if isinstance(got, str) else show(got)}", usual), path)]
+    usual = fixes.get("", "").format(path=path) if "expected a mapping (got" in line else ""
+    return [ConfigProblem(line + fixes.get(f"{path}={got if isinstance(got, str) else show(got)}", usual), path)]
 
 
 def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:

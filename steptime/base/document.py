@@ -259,7 +259,7 @@ class _Builder:
     def mapping(self, depth: int) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         own: dict[str, Any] = {}
-        lines: dict[str, int] = {}
+        first: dict[str, Any] = {}
         while not isinstance(event := self.loader.get_event(), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
                 flow = isinstance(event, yaml.MappingStartEvent) and event.flow_style
@@ -273,10 +273,10 @@ class _Builder:
                         raise self.fail(event, "'<<' can only merge mappings")
                     merged = part | merged
             elif key in own and not self.repeats:
-                raise self.fail(event, f"duplicate key {key!r} (first on line {lines[key]})")
+                raise self.fail(event, f"duplicate key {key!r} (first on line {self.line(first[key])})")
             else:
                 own[key] = value
-                lines[key] = self.line(event)
+                first[key] = event
         return merged | own
 
 

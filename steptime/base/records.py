@@ -23,7 +23,8 @@ class ByFields:
         if type(other) is not type(self):
             return NotImplemented
         of: Any = self
-        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(of) if f.compare)
+        names = [f.name for f in fields(of) if f.compare]
+        return [getattr(self, name) for name in names] == [getattr(other, name) for name in names]
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))

@@ -21,8 +21,8 @@ RATE_UNITS = {f"{unit}/s": scale for unit, scale in (BYTE_UNITS | BIT_UNITS).ite
 FLOP_UNITS = {f"{prefix}{word}": scale for prefix, scale in _DECIMAL.items() for word in ("FLOP/s", "FLOPS")}
 
 _QUANTITY = re.compile(r"\s*([-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
-_SUFFIXED = re.compile(r"([0-9][0-9,]*\.?[0-9]*)\s*([kmbgtKMBGT]?)i?")
-_AMBIGUOUS = re.compile(r"[kKMGTPE]i?b(?:ps|/s)?|[kKMGTPE]?i?bps")
+_SUFFIXED = r"([0-9][0-9,]*\.?[0-9]*)\s*([kmbgtKMBGT]?)i?"
+_AMBIGUOUS = r"[kKMGTPE]i?b(?:ps|/s)?|[kKMGTPE]?i?bps"
 
 
 def read_quantity(value: Any, units: dict[str, float], example: str) -> Any:
@@ -47,7 +47,7 @@ def read_quantity(value: Any, units: dict[str, float], example: str) -> Any:
         raise ValueError(f"expected a number or a quantity like {example!r}")
     number, unit = match.groups()
     if unit and unit not in units:
-        if _AMBIGUOUS.fullmatch(unit):
+        if re.fullmatch(_AMBIGUOUS, unit):
             raise ValueError(f"ambiguous unit {unit!r} (bits or bytes?): use for example Gbit/s or GB/s")
         raise ValueError(f"unknown unit {unit[:60]!r}: expected a quantity like {example!r}")
     return float(number) * units.get(unit, 1.0)
@@ -59,7 +59,7 @@ def spelled_out(value: Any, expected: list[str]) -> str:
     >>> spelled_out("8k", ["a whole number"]), spelled_out("15T", ["a number"]), spelled_out("8 GB", ["a number"])
     ('; write 8192', '; write 1.5e+13', '')
     """
-    match = _SUFFIXED.fullmatch(value) if type(value) is str else None
+    match = re.fullmatch(_SUFFIXED, value) if type(value) is str else None
     whole = "a whole number" in expected
     if match is None or not (whole or "a number" in expected):
         return ""

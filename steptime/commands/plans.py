@@ -44,8 +44,8 @@ def report(options: Namespace, out: Printer) -> int:
     found = estimate(job)
     outputs.write(options, found)
     refusals = []
-    if (options.check or options.min_mfu is not None) and not found.memory.fits:
-        refusals.append(TIGHT if found.memory.verdict == "tight" else "does not fit")
+    if (options.check or options.min_mfu is not None) and not found.peaks.fits:
+        refusals.append(TIGHT if found.peaks.verdict == "tight" else "does not fit")
     if options.min_mfu is not None and found.throughput.mfu < options.min_mfu:
         refusals.append(f"MFU {100 * found.throughput.mfu:.1f} % is below {100 * options.min_mfu:g} %")
     if options.json:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steptime.base.num import Num, minimum, where
+from steptime.base.records import ByFields
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
 from steptime.software.hidden_shares import Share
@@ -25,8 +26,8 @@ NIC_CONTENTION = 0.02
 systems/a100_80g.json); of groups with one rank in a node: a ring through a node's NVLink is slowed by CONTENTION."""
 
 
-@dataclass(slots=True)
-class Stream:
+@dataclass(slots=True, eq=False, repr=False)
+class Stream(ByFields):
     """Work that runs in order: compute, or the collectives of one axis.
 
     >>> compute, dp = Stream("compute"), Stream("dp")

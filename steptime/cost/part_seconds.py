@@ -1,11 +1,12 @@
 """Seconds of a part (block, embedding, head) for one micro-batch: op by op, with its tensor-parallel collectives."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from typing import NamedTuple
 
 from steptime.base.num import Num, minimum, same, where
+from steptime.base.records import ByFields, record
 from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
@@ -22,8 +23,8 @@ from steptime.model.segments import Segment, rerun
 from steptime.software.performance import Software
 
 
-@dataclass
-class Context:
+@record
+class Context(ByFields):
     """What the cost of a part depends on besides its ops."""
 
     rates: Rates

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from steptime.base.num import Num
+from steptime.base.records import ByFields
 from steptime.cost import compute
 from steptime.cost.comm import CommCost
 from steptime.cost.compute import Pass
@@ -28,8 +29,8 @@ class CommCall(NamedTuple):
         return self.cost.time_s * self.count - self.hidden_s
 
 
-@dataclass
-class Work:
+@dataclass(eq=False, repr=False)
+class Work(ByFields):
     """Seconds of one direction of a part, by kind of work, and its collectives."""
 
     gemm_s: Num = 0.0

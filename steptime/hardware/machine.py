@@ -3,13 +3,13 @@
 Shipped: data/machines/NAME.yaml and data/accelerators/NAME.yaml, each figure with its source. A user's is one file, by path.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise
 from math import inf
 from os.path import isdir, isfile
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -20,9 +20,7 @@ from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPe
 from steptime.hardware.host_node import Host
 from steptime.hardware.machine_tree import ACCELERATORS, accelerator_names, implausible, plain_tree, put_figure
 
-_DATA = Path(__file__).parents[1] / "data"
-_MACHINES = _DATA / "machines"
-_ALIASES = _DATA / "machine_aliases.yaml"
+_MACHINES = Path(__file__).parents[1] / "data" / "machines"
 
 
 class Tier(Config):
@@ -115,7 +113,6 @@ class Accelerator(Config):
 class Machine(Config):
     """A node type and its network."""
 
-    missing: ClassVar[Mapping[str, str]] = {"": "; give it (3dtrn show dgx-h100 prints a whole file)"}
     name: str
     aliases: list[str] = Field(default_factory=no_items)
     description: str = ""
@@ -171,6 +168,9 @@ class Machine(Config):
         return self.provenance.get(path, "")
 
 
+Machine.wording = Config.wording._replace(missing={"": "; give it (3dtrn show dgx-h100 prints a whole file)"})
+
+
 def machine_names() -> list[str]:
     """The names of the shipped machines, sorted."""
     return list(_names())
@@ -215,7 +215,7 @@ def _find(name: str) -> Path:
 
 @cache
 def _aliases() -> dict[str, str]:
-    return dict(shipped(_ALIASES))
+    return dict(shipped(_MACHINES.with_name("machine_aliases.yaml")))
 
 
 def _read(path: Path) -> dict[str, Any]:

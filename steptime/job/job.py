@@ -8,12 +8,13 @@ the unresolved ones.
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build
 from steptime.base.defaults import no_items
+from steptime.base.public_names import Wording
 from steptime.base.recent import Recent
 from steptime.base.words import counted
 from steptime.hardware.machine import Machine
@@ -33,7 +34,7 @@ from steptime.job.performance_rules import performance_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.device_kernels import has_cudnn
-from steptime.software.performance import Options, Performance, Software, resolve
+from steptime.software.performance import OPTIONS, Performance, Software, resolve
 from steptime.software.precision import precisions
 from steptime.software.recomputation import Recomputation, resolve_recompute
 
@@ -70,11 +71,6 @@ class Job(Config):
 
     devices: int | None = Field(default=None, ge=1)
     """Total number of devices; parallelism.dp may then be omitted or auto, and follows from tp, pp and cp."""
-
-    not_modeled: ClassVar[Mapping[str, str]] = NOT_MODELED
-    natural_names: ClassVar[Mapping[str, str]] = PATHS
-    missing: ClassVar[Mapping[str, str]] = MISSING
-    fixes: ClassVar[Mapping[str, str]] = FIXES
 
     @model_validator(mode="before")
     @classmethod
@@ -127,7 +123,7 @@ class Job(Config):
             parallelism["fsdp"] = resolved_fsdp(fsdp, self.software)
         parallelism |= resolved | pipeline_rules.group_taken(self.facts)
         settings = self.software.settings()
-        performance = {key: settings[key] for key in Options.model_fields}
+        performance = {key: settings[key] for key in OPTIONS}
         away = self.performance.cpu_offload
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
@@ -242,6 +238,8 @@ class Job(Config):
         """Recomputation in its one normal form."""
         return resolve_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
 
+
+Job.wording = Wording(NOT_MODELED, PATHS, MISSING, FIXES)
 
 _MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz", "tie_embeddings")
 _LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "cp_a2a", "ep", "etp", "replicas", "microbatch_group_sz", "pipeline_passes")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.base.num import PLAIN, Num, is_column, made, maximum
+from steptime.base.records import ByFields
 from steptime.model.ops import Op
 
 
@@ -37,8 +38,8 @@ class PartMemory(NamedTuple):
 NO_BYTES = Peak(0.0, "")
 
 
-@dataclass(slots=True)
-class Ledger:
+@dataclass(slots=True, eq=False, repr=False)
+class Ledger(ByFields):
     """Bytes allocated now, and the most so far."""
 
     bytes: Num
@@ -63,8 +64,8 @@ class Ledger:
             self.most, self.op = total, op
 
 
-@dataclass(slots=True)
-class GradBuffer:
+@dataclass(slots=True, eq=False, repr=False)
+class GradBuffer(ByFields):
     """The buffer of a tensor's gradient; a residual's buffer is shared by several tensors."""
 
     bytes: Num

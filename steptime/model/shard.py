@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from steptime.base.num import Num, ceil, is_column, same
+from steptime.base.records import ByFields, record
 from steptime.software.performance import Software
 
 
-@dataclass(frozen=True)
-class Shard:
+@record
+class Shard(ByFields):
     """Tokens, tensor parallelism and implementation choices of one device.
 
     `batch` sequences of which this device holds `seq` tokens each (s/cp) and attends to `kv_seq`. `vocab` is the padded

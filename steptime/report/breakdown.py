@@ -96,7 +96,7 @@ def outside(over: Overhead) -> list[tuple[str, float]]:
 
 def memory(estimate: Estimate) -> Table:
     """GiB of one device by stage; stages with equal printed figures share a column."""
-    found = estimate.memory
+    found = estimate.peaks
     groups = _alike(found.stages)
     shown = _choose(groups, found.worst_stage)
     heads = [stage_range([row.stage for row in group]) for group in shown]
@@ -144,7 +144,7 @@ def _gib_column(values: Iterable[float]) -> list[str]:
 
 def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> list[str]:
     """Which stage is the worst, the op at its peak, and how many stages the table leaves out."""
-    found = estimate.memory
+    found = estimate.peaks
     p = estimate.job.parallelism
     worst = found.stages[found.worst_stage]
     if len(found.stages) == 1:

@@ -65,8 +65,8 @@ class Recompute(Config):
     """activation_memory_budget: the share of what a block would save, without its input; below 0.7 matrix products run again."""
 
 
-class Options(Config):
-    """The switches that a profile sets and a config file may override."""
+class Performance(Config):
+    """The `performance` section of a config file: first the switches that a profile sets and a plan may override (`OPTIONS`)."""
 
     precision: Precision | None = None
     fp8_params: bool | None = None
@@ -108,10 +108,6 @@ class Options(Config):
     te_workspaces: int | None = Field(default=None, ge=0)
     grouped_workspaces: int | None = Field(default=None, ge=0)
     cublas_workspace: str | None = Field(default=None, pattern=r"^(default|(:\d+:\d+)+)$")
-
-
-class Performance(Options):
-    """The `performance` section of a config file."""
 
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
@@ -243,9 +239,10 @@ _GROUP_OF: dict[str, str] = {
     "overlap": "",
 }
 """Switch -> the group that contains it; "": `Software` itself."""
+OPTIONS = tuple([key for key in Performance.model_fields if key in _GROUP_OF and key != "overlap"])
+"""The switches that a profile sets and a plan may override by a key of the same name."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
 """Profiles that launch torch's own kernels one by one, like the microbenchmark."""
-_UNSAID = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 
 def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
@@ -279,7 +276,7 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
         ConfigError: the profile is unknown.
     """
     profile = load_software(performance.software or default)
-    said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
+    said: dict[str, Any] = {key: value for key in OPTIONS if (value := getattr(performance, key)) is not None}
     said = COMPILED[compiled := said.get("compile", profile.kernels.compile)] | said
     if said.get("precision") in {"mxfp8", "nvfp4"} and profile.family == "fsdp2":
         said["precision"] = f"{said['precision']}_torchao"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from steptime.base.num import Num, maximum
 from steptime.cost.nodes import run_by_host
 from steptime.cost.part_seconds import PartTime
 from steptime.cost.work import Work
-from steptime.fsdp import StepSeconds
 from steptime.job.assembly import Assembly
 from steptime.timing.part_times import PartTimes
+
+if TYPE_CHECKING:  # a step without FSDP imports none of its seconds
+    from steptime.fsdp import StepSeconds
 
 
 def on_device(parts: PartTimes) -> PartTimes:

@@ -25,7 +25,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Kernels:
-    """How the modules compute: the options of `steptime.software.performance.Options` that plain torch has."""
+    """How the modules compute: the options of `steptime.software.performance.OPTIONS` that plain torch has."""
 
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     attention: Literal["flash", "unfused"] = "flash"
