@@ -35,12 +35,19 @@ def test_products_and_attention():
     assert part("attention") == by_hand(ATTENTION * 3.5)
 
 
+def test_a_step_takes_what_its_parts_take():
+    """Where memory, links and the host are free: products and attention."""
+    found = estimate(job("torch", on=machine(flops=1.0)))
+    assert found.time.step_s == found.step_s == by_hand(PRODUCTS + ATTENTION * 3.5)
+
+
 @pytest.mark.parametrize(
     ("figures", "rate"),
     [
         ({"sustained_flops": {"bf16": 0.5}}, 0.5),
         ({"sustained_flops": {"fp16": 0.5}}, 0.5),  # the other 16-bit dtype stands in
         ({"sustained_flops": {}, "best_flops": {"bf16": 0.5}}, 0.4),  # 0.8 of what the best shape reaches for a moment
+        ({"sustained_flops": {}, "best_flops": {"fp16": 0.5}}, 0.4),
         ({"sustained_flops": {}}, 0.75),  # of the peak
     ],
 )
