@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import maximum
 from steptime.model.ops import Casting
-from steptime.software.grouped_precision import LAYOUT_S_PER_ROW, grouped_kernels
+from steptime.software.grouped_precision import GROUPED, LAYOUT_S_PER_ROW, grouped_kernels
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def padded_to(shard: Shard) -> float:
     """Rows of one expert are padded to a multiple of this before its products; 1 in the compute dtype."""
-    kernels = grouped_kernels(shard.software.moe.grouped_precision, blackwell=shard.software.any_layout)
+    kernels = GROUPED.get(shard.software.moe.grouped_precision)
     return kernels.multiple if kernels else 1.0
 
 
