@@ -26,9 +26,9 @@ def low_precision(shard: Shard, experts: Num, room: Num, k: Num, n: Num) -> dict
     weight, or of both by columns.
     """
     kernels = grouped_kernels(shard.software.moe.grouped_precision, blackwell=shard.software.any_layout)
-    if kernels is None or kernels.recipe.casts is None:
+    if kernels is None:
         return {}
-    of, casts = kernels.recipe, kernels.recipe.casts
+    of, casts = kernels.recipe, kernels.casts
     weight, left, out = experts * k * n, room * k, room * n
     by_columns = 0.0 if casts.plain_wgrad else left + out
     forward = casts.input_forward * left + kernels.weight_forward * weight

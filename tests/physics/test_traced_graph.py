@@ -9,11 +9,11 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime import estimate
-from steptime.cost.nodes import IDLE_SHARE, of_op
+from steptime.cost.nodes import IDLE_SHARE, Nodes, of_op
 from steptime.cost.work import Work
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
-from steptime.model.ops import Move
+from steptime.model.ops import Comm, Gemm, Move, Param, Tensor
 from steptime.timing.node_waits import beside_the_host, without_waits
 
 NODE = 0.001
@@ -141,3 +141,32 @@ def test_nodes_of_rows_that_are_routed():
     forward, backward = zip(*(of_op(op, 2, sharded=False) for op in moves), strict=True)
     assert sum(one.working for one in forward) == pytest.approx(99, rel=0.04)
     assert sum(one.working for one in backward) == pytest.approx(38, rel=0.04)
+
+
+@pytest.mark.parametrize(("tp", "sharded"), [(1, False), (2, False), (2, True)])
+def test_nodes_that_tensor_parallelism_and_fsdp_add_to_a_weight(tp, sharded):
+    """A product has 5 nodes forward and 7 backward, and 1 and 3 without effect, a norm 4 and 4, and 1 and 1.
+
+    Split over ranks or repeated on them a weight has 3 views forward and 1 backward, and a norm's gradient is summed, 2 nodes.
+    FSDP adds 2 each way, and a slice.
+    """
+    weight, out = Param("w", (8, 8)), Tensor("y", 8.0, 2.0)
+    found = [
+        of_op(of, tp, sharded=sharded)
+        for of in (Gemm("p", ("x",), (out,), params=(weight,)), Move("n", ("x",), (out,), params=(weight,)))
+    ]
+    split, more = float(tp > 1), 2.0 * sharded
+    views = 3.0 * split + sharded
+    assert found == [
+        (Nodes(5.0 + more, 1.0 + views), Nodes(7.0 + more, 3.0 + split)),
+        (Nodes(4.0 + more, 1.0 + views), Nodes(4.0 + 2.0 * split + more, 1.0 + split)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"), [("all_gather", 3), ("reduce_scatter", 4 + 8), ("all_reduce", 2), ("all_to_all", 2), (None, 0)]
+)
+def test_nodes_of_a_collective(kind, nodes):
+    """Over 8 ranks: it and the wait for it; what was gathered is viewed; what is scattered is split, 8 pieces, and joined."""
+    found = [of_op(Comm("c", ("x",), **said), 8, sharded=True) for said in ({"kind": kind}, {"backward": kind})]
+    assert found == [(Nodes(nodes), Nodes()), (Nodes(), Nodes(nodes))]
