@@ -1,7 +1,8 @@
-"""What a stage holds at the end of a long step whose micro-batches run in groups, the last of them smaller."""
+"""Micro-batches in groups, the last of them smaller, at the end of a long step; the order in which GPipe's return."""
 
 from __future__ import annotations
 
+from steptime.schedule import order
 from steptime.schedule.live import states
 
 
@@ -14,3 +15,10 @@ def test_the_last_group_is_that_of_the_whole_step():
     (stage,) = states("interleaved", 1, 2, 20, 3)
     ends = [(of.held, of.action.kind, of.action.microbatch, of.action.chunk) for of in stage[-3:]]
     assert ends == [((3, 1), "B", 17, 0), ((2, 2), "F", 19, 1), ((2, 2), "B", 18, 1)]
+
+
+def test_backwards_of_all_forwards():
+    """torch/distributed/pipelining/schedules.py (2.13): ScheduleGPipe's first in, first out, ScheduleLoopedBFS' last in."""
+    for vpp, back in ((1, [0, 1, 2]), (2, [2, 1, 0] * 2)):
+        for actions in order("gpipe", 2, vpp, 3):
+            assert [of.microbatch for of in actions if of.kind == "B"] == back
