@@ -15,9 +15,8 @@ def experts_flops(
     kernels = GROUPED.get(software.moe.grouped_precision)
     if kernels is None:
         return 0.0
-    found = next(
-        rate for rate in kernels.recipe.rates if rate in accelerator.peak_flops
-    )  # `job.expert_rules` asks for one
+    # `job.expert_rules` asks for one of them
+    found = next(rate for rate in kernels.recipe.rates if rate in accelerator.peak_flops)
     chip, micro = accelerator.same_chip_as or accelerator.name, kernels.recipe.microscaling
     share = 1.0 if software.timing.measured else sustained_share(chip, "mxfp8" if micro else "fp8")
     most = accelerator.peak_flops[found] * (SCALED_ON_BLACKWELL if micro else 1.0)

@@ -10,12 +10,12 @@ from physics_jobs import job, machine
 
 from steptime.base.config import ConfigError
 from steptime.cost.expert_rates import experts_flops
-from steptime.cost.product_rates import asymptote_of, grouped_rate
+from steptime.cost.product_rates import asymptote_of, grouped_rate, wgrad_share
 from steptime.cost.rates import rates, sustained_flops
 from steptime.hardware.machine import Accelerator
 from steptime.job.assembly import Assembly
 from steptime.model.grouped_casts import low_precision
-from steptime.model.ops import Gemm
+from steptime.model.ops import Gemm, Param
 from steptime.model.padded_groups import padded, without_padding
 from steptime.model.routing import Rows
 from steptime.software.efficiency import Efficiency, using
@@ -51,6 +51,7 @@ PEAKS = {"bf16": 100.0, "fp8": 1000.0}
         ("mxfp8_torchao", PEAKS | {"mxfp8": 900.0}, {}, 0.594 * 900 * 0.5),  # the rate of its own comes first
         ("mxfp8_torchao", PEAKS, {"sustained_flops": {"fp8": 400.0}}, 400 * 0.5),  # less than the kernel reaches
         ("mxfp8_torchao", PEAKS, {"same_chip_as": "twin"}, 594 * 0.75),
+        ("mxfp8_torchao", PEAKS, {"sustained_flops": {"bf16": 1.0}, "best_flops": {"fp8": 500.0}}, 0.8 * 500 * 0.5),
         ("fp8_rowwise", PEAKS, {}, 1000 * 0.25),
         ("fp8_rowwise", PEAKS, {"sustained_flops": {"fp8": 1200.0}}, 1000 * 0.25),
     ],
@@ -76,9 +77,20 @@ def test_only_torchaos_experts_have_rates_of_their_own():
     fp8 = RECIPES["fp8_rowwise"]
     found = {}
     for name, recipe in {"bf16": None, "fp8": fp8, "torchao": fp8._replace(of_experts=True)}.items():
-        grouped, alone = (Gemm("e", m=1, n=1, k=1, grouped=together, recipe=recipe) for together in (True, False))
+        grouped, alone = (
+            Gemm("e", params=(Param("w", (1, 1, 4), n_experts=4),), m=1, n=1, k=1, grouped=together, recipe=recipe)
+            for together in (True, False)
+        )
         found[name] = (asymptote_of(grouped, r), grouped_rate(grouped, r), grouped_rate(alone, r))
     assert found == {"bf16": (3.0, 0.5, 1.0), "fp8": (5.0, 0.5, 1.0), "torchao": (7.0, 1.0, 1.0)}
+
+
+def test_rate_of_the_product_for_a_weights_gradient():
+    """Divided by that of the others: `usual` of a weight, 0.72 of torchao's MXFP8, 1 of two tensors that are no weights."""
+    own = RECIPES["mxfp8"]._replace(wgrad_rate=0.72)
+    for said, share in (({}, 0.95), ({"recipe": RECIPES["mxfp8"]}, 0.95), ({"recipe": own}, 0.72)):
+        assert wgrad_share(Gemm("p", params=(Param("w", (4, 4)),), m=1, n=4, k=4, **said), 0.95) == share
+    assert wgrad_share(Gemm("scores", m=1, n=4, k=4), 0.95) == 1.0
 
 
 def shard(precision: str, *, any_layout: bool = True) -> Any:
@@ -128,7 +140,7 @@ def test_rows_are_padded_and_put_back():
     ((pad,), name), ((unpad,), back) = padded(of, "x"), without_padding(of, "y")
     (out,), (places,), (alone,) = pad.outputs, pad.stats, unpad.outputs
     assert (out.name, out.bytes, alone.name, alone.bytes) == (name, 80 * 128 * 2, back, 16 * 128 * 2)
-    assert (places.bytes, unpad.stats) == (80 * 8, ())
+    assert (places.elements, places.bytes, unpad.stats) == (80, 80 * 8, ())
     assert pad.saves == unpad.saves == (places.name,)
     assert (pad.inputs, unpad.inputs) == (("x",), ("y",))
     for op in (pad, unpad):
