@@ -178,6 +178,17 @@ EXPERT_RULES = [
         "{f.experts_run.grouped_precision} {f.grouped_refusal}; use none",
         lambda f: not f.grouped_refusal,
     ),
+    Rule(
+        "a rate of experts in low precision",
+        "performance.moe.grouped_precision",
+        "{f.machine} states no rate of products in fp8 (peak_flops.fp8); add it, or use none",
+        lambda f: (
+            f.experts_run.grouped_precision == "none"
+            or bool(f.grouped_refusal)
+            or "fp8" in f.machine_dtypes
+            or (f.experts_run.grouped_precision != "fp8_rowwise" and "mxfp8" in f.machine_dtypes)
+        ),
+    ),
     # token_dispatcher.py, MoEFlexTokenDispatcher: "Flex token dispatcher requires TPxEP > 1"
     Rule(
         "flex with one rank",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import maximum
 from steptime.model.ops import Casting, Tensor
-from steptime.software.grouped_precision import LAYOUT_S_PER_ROW, grouped_kernels
+from steptime.software.grouped_precision import GROUPED, LAYOUT_S_PER_ROW, grouped_kernels
 from steptime.software.profiles import without_release
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def padded_to(shard: Shard) -> float:
     """Rows of one expert are padded to a multiple of this before its products; 1 in the compute dtype."""
     if _relaid(shard):
         return 1.0
-    kernels = grouped_kernels(shard.software.moe.grouped_precision, blackwell=shard.software.any_layout)
+    kernels = GROUPED.get(shard.software.moe.grouped_precision)
     return kernels.multiple if kernels else 1.0
 
 
@@ -48,9 +48,9 @@ def low_precision(shard: Shard, experts: Num, room: Num, k: Num, n: Num) -> dict
     weight, or of both by columns; the copy of a gradient exists beside it.
     """
     kernels = grouped_kernels(shard.software.moe.grouped_precision, blackwell=shard.software.any_layout)
-    if kernels is None or kernels.recipe.casts is None:
+    if kernels is None:
         return {}
-    of, casts = kernels.recipe, kernels.recipe.casts
+    of, casts = kernels.recipe, kernels.casts
     weight, left, out = experts * k * n, room * k, room * n
     by_columns = 0.0 if casts.plain_wgrad else left + out
     copied = 1.0 if _relaid(shard) else 0.0

@@ -30,6 +30,8 @@ class GroupedKernels(NamedTuple):
     """What surrounds the three grouped products of one expert layer's projection."""
 
     recipe: Recipe
+    casts: Casts
+    """The recipe's, of activations and gradients."""
     weight_forward: float
     weight_backward: float
     """Bytes per element that casts of the weight move."""
@@ -47,7 +49,7 @@ def _kernels(
 ) -> GroupedKernels:
     recipe = torchao_recipe(name, 1.0 + (1.0 / 32.0 if "mxfp8" in name else 0.0), casts, rates=rates)
     recipe = recipe._replace(of_experts=True, wgrad_rate=SCALED_WGRAD if "mxfp8" in name else None)
-    return GroupedKernels(recipe, *weights, *kernels, multiple=128.0 if "mxfp8" in name else 16.0)
+    return GroupedKernels(recipe, casts, *weights, *kernels, multiple=128.0 if "mxfp8" in name else 16.0)
 
 
 _MX_RATES = ("mxfp8", "fp8")

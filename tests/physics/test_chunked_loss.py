@@ -7,6 +7,9 @@ from physics_jobs import job
 
 from steptime.answer.result import estimate
 from steptime.fsdp.passes import peak_moment
+from steptime.job.assembly import Assembly
+from steptime.memory.chunked_loss import beside_head
+from steptime.memory.part_memories import PartMemories
 
 VOCABULARY, END, NORM = 8192, 1_048_576, 128
 """Rows of embedding or head, elements of either (more than a layer's 164,096), and of the final norm."""
@@ -88,3 +91,19 @@ def loss_bytes(how):
     """Bytes that the loss moves."""
     loss = estimate(job("fsdp2", model=MODEL, seqlen=4096, performance=how)).assembly.head.ops[-1]
     return loss.forward_bytes + loss.backward_bytes
+
+
+@pytest.mark.parametrize(
+    ("stay", "software", "held"),
+    [
+        (True, "torch", 4 * END),
+        (False, "torch", 0),  # gradients exist before the backward
+        (True, "fsdp2", 0),  # the whole gradient is counted by fsdp.loss_chunks
+    ],
+)
+def test_the_heads_gradient_stays_from_chunk_to_chunk(stay, software, held):
+    """Every chunk's backward adds to it, in fp32 here: 4 B of each of the head's numbers, of the norm's 128 none."""
+    how = HOW | {"main_grad_dtype": "fp32"}
+    found = Assembly(job(software, model=MODEL, seqlen=4096, performance=how, dp=2))
+    memories = PartMemories(found, weight_grads_stay=stay)
+    assert memories.chunks_hold(found.head) - beside_head(found.head) == held

@@ -8,14 +8,19 @@ bandwidth's seconds and of the latency that a tree over the same tiers would hav
 from __future__ import annotations
 
 from math import inf, sqrt
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from steptime.cost.comm import collective
-from steptime.cost.exchange import exchange
+from steptime.cost.comm import CommCost, collective
+from steptime.cost.exchange import exchange, score_bytes
+from steptime.cost.overlap import NIC_CONTENTION
+from steptime.cost.part_seconds import Context
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
+from steptime.model.ops import Comm
 from steptime.model.router_choice import Routing
 
 NODE = Tier(name="node", size=8, bytes_per_s=100e9, latency_s=2e-6, efficiency=1.0)
@@ -143,3 +148,31 @@ def test_an_exchange_of_its_own_rate():
     slow = NODE.model_copy(update={"exchange_efficiency": 0.4})
     assert exchange(8e6, Routing(8, 1), Group("ep", 8.0, 1), (slow,), 1.0).time_s == pytest.approx(77e-6 + 175e-6)
     assert collective("all_gather", 8e6, Group("tp", 8.0, 1), (slow,)).bandwidth_s == pytest.approx(70e-6)
+
+
+def test_a_switch_whose_share_is_unknown_reduces_at_that_of_a_ring():
+    """Half of 100 GB/s: each of 8 ranks sends its 8 GB, and an eighth of the sum, which the switch makes, again."""
+    switch = NODE.model_copy(update={"in_network_reduction": True, "efficiency": 0.5})
+    found = collective("all_reduce", 8e9, Group("dp", 8, 1), (switch, FABRIC))
+    assert (found.algorithm, found.bandwidth_s) == ("in-network", pytest.approx(9 / 8 * 8e9 / 50e9))
+
+
+def test_only_what_is_routed_has_scores():
+    """Each rank of 8 sends 4 B of each of 16 experts in its node; an exchange of all tokens alike, none."""
+    routed = Comm("e", kind="all_to_all", axis="ep", score_bytes=4.0, routing=Routing(16, 2))
+    assert score_bytes(routed, Group("ep", 8, 1), (NODE, FABRIC)) == 4 * 16
+    assert score_bytes(routed, Group("ep", 16, 1), (NODE, FABRIC)) == 4 * 16 / 2
+    assert score_bytes(Comm("a", kind="all_to_all", score_bytes=4.0), Group("ep", 8, 1), (NODE, FABRIC)) == 0
+
+
+@pytest.mark.parametrize(("neighbor_s", "hidden"), [(8.0, 3 * 2.0), (40.0, 3 * 5.0)])
+def test_attention_hides_the_turns_of_a_ring(neighbor_s, hidden):
+    """Three turns of 5 s, each beside a quarter of the attention kernel: 2 s of 8, or all 5 beside 10; slowed by the NIC."""
+    said: Any = SimpleNamespace(
+        software=SimpleNamespace(overlap=SimpleNamespace(cp=True)),
+        groups={"cp": Group("cp", 4, 8)},
+        tiers=(NODE, FABRIC),
+    )
+    op = Comm("ring", kind="send", axis="cp", count=3.0, attention_share=0.25)
+    found = Context.hidden(said, op, CommCost(0.0, 5.0, "fabric", 5.0, "ring"), neighbor_s)
+    assert found == pytest.approx(hidden * (1.0 - NIC_CONTENTION))

@@ -70,6 +70,15 @@ def test_buffers_of_a_group(reduced, reduction, sums):
     assert alone == Buffers(0, 0, 0, 58, 0, 0, 0, 0, last=0, sums=58)
 
 
+def test_gradients_are_stored_in_a_dtype_of_their_own():
+    """Reduced in fp32 and stored in bf16 beside parameters in fp32: of 10 on a rank the output's 40 B, a copy's 20, which stays,
+    and the last gradient's 10.
+    """
+    said = {"fsdp": {"reduce_dtype": "fp32"}, "performance": {"main_grad_dtype": "bf16"}}
+    found = buffers(Assembly(job("fsdp2", dp=4, **said)), group_of(SMALL, 1, 4))
+    assert (found.sent, found.reduced, found.stored) == (24, 40 + 20 + 10, 20)
+
+
 def test_copies_of_a_group_with_turned_parameters():
     """10 of 48 elements are cut along dimension 1: 20 B are moved twice more, there and back. Else 96 B of parameters are
     read and written, and 70 B of gradients read and 192 B of fp32 written for the reduction.

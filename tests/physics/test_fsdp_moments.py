@@ -15,6 +15,7 @@ import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
+from steptime.fsdp.ends import GatheredEnds
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped, backward, forward
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
@@ -53,6 +54,15 @@ def test_forward_frees_the_layer_before():
     assert there.of("forward of an all-gather") == [(16.0, first), (1_016.0, later), (2_016.0, later)]
     held = 300_000 + 30_000 + 10_000 + 700
     assert there.of("forward of mlp") == [(1_016.0, held), (2_016.0, held), (3_016.0, held)]
+
+
+def test_forward_sends_the_embeddings_shard(monkeypatch):
+    """Learned positions make the embedding's group, here a shard of 500 B, larger than a layer's, or the head's of 7."""
+    first, last = (ROOT._replace(sent=sent) for sent in (500.0, 7.0))
+    ends = GatheredEnds(first, last, 0.0, apart=True)
+    monkeypatch.setattr("steptime.fsdp.memory_walk.ends_of", lambda *_: ends)
+    there, _ = walked(BLOCK)
+    assert there.sent == 500.0
 
 
 def test_forward_keeps_layers_that_are_not_resharded():

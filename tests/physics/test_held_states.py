@@ -78,6 +78,17 @@ def test_tensors_that_pass_between_stages(software, layout, expected):
     assert not of_pipeline(Assembly(job(software)), Assembly(job(software)).stages[0])
 
 
+@pytest.mark.parametrize(
+    ("software", "expected"), [("torch", [(True, True)]), ("megatron-core", [(True, False), (False, True)])]
+)
+def test_when_they_are_held(software, expected):
+    """torch's buffers always. Of Megatron's last stage the last input and its gradient between steps, since at a step's peak
+    they are those of its micro-batches; what is under way at the peak alone.
+    """
+    assembly = Assembly(job(software, pp=3, microbatches=3, model={"n_layers": 6}))
+    assert [(one.stays, one.at_peak) for one in of_pipeline(assembly, assembly.stages[2])] == expected
+
+
 def test_a_single_stage_has_no_bubble():
     """One micro-batch runs after the other; of two stages, each of the same two seconds, one waits while the other computes."""
     assert pipeline(estimate(job(microbatches=3)).timing).bubble_s == 0.0

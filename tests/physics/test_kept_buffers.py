@@ -6,8 +6,11 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.job.assembly import Assembly
+from steptime.job.local_params import Pieces
 from steptime.memory.kept_buffers import ByExperts, dummy_wgrad_bytes, stage_experts
+from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.states import bucket_size
 
 MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
 PIECES = {"overlap": {"ep": True}, "moe": {"overlap_keeps_pieces": True}}
@@ -79,3 +82,17 @@ def test_the_embeddings_gradient_of_a_deeper_prediction(mtp, bytes_):
     """Looked up there it is dense: 131,072 numbers in bf16, where fused accumulation leaves none of the head's to wait."""
     memories = PartMemories(Assembly(job(model={"tie_embeddings": True, "mtp": mtp})))
     assert memories.waiting_gradient == bytes_
+
+
+def test_only_the_first_stage_keeps_token_ids():
+    """Eight of 8 B each; the last stage has as many labels."""
+    of = Assembly(job("torch", pp=2))
+    kept = [{tensor.name: tensor.bytes for tensor in kept_of_chunk(PartMemories(of), chunk)} for (chunk,) in of.stages]
+    assert [stage.get("embedding.ids", 0.0) for stage in kept] == [64, 0]
+    assert [stage.get("loss.targets", 0.0) for stage in kept] == [0, 64]
+
+
+def test_a_count_of_buckets():
+    """Twice three tensors of 10 and one of 6: 72 elements in four buckets."""
+    plan = job(dp=2, n_param_buckets=4)
+    assert bucket_size(plan, [([Pieces(10.0, 3.0), Pieces(6.0, 1.0)], 2)]) == 18

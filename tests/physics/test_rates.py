@@ -6,8 +6,10 @@ import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
+from steptime.cost.compute import gemm_traffic
 from steptime.cost.rates import head_64, peak_dtype, rates
 from steptime.hardware.machine import Machine
+from steptime.model.ops import Gemm, Param
 from steptime.software.efficiency import Efficiency, using
 from steptime.software.performance import load_software
 
@@ -33,12 +35,19 @@ def test_products_and_attention():
     assert part("attention") == by_hand(ATTENTION * 3.5)
 
 
+def test_a_step_takes_what_its_parts_take():
+    """Where memory, links and the host are free: products and attention."""
+    found = estimate(job("torch", on=machine(flops=1.0)))
+    assert found.time.step_s == found.step_s == by_hand(PRODUCTS + ATTENTION * 3.5)
+
+
 @pytest.mark.parametrize(
     ("figures", "rate"),
     [
         ({"sustained_flops": {"bf16": 0.5}}, 0.5),
         ({"sustained_flops": {"fp16": 0.5}}, 0.5),  # the other 16-bit dtype stands in
         ({"sustained_flops": {}, "best_flops": {"bf16": 0.5}}, 0.4),  # 0.8 of what the best shape reaches for a moment
+        ({"sustained_flops": {}, "best_flops": {"fp16": 0.5}}, 0.4),
         ({"sustained_flops": {}}, 0.75),  # of the peak
     ],
 )
@@ -272,3 +281,12 @@ def test_what_was_fitted_on_runs_is_not_of_a_device_whose_kernels_were_measured(
     assert found.attention_forward_flops == pytest.approx(8e12 / slower)
     assert found.bytes_per_s == pytest.approx(1e12 / slower)
     assert found.slowness == slower
+
+
+@pytest.mark.parametrize(("fused", "bytes_"), [(True, 4 + 4), (False, 2)])
+def test_bytes_of_a_weights_gradient(fused, bytes_):
+    """Megatron's GEMM adds to the main gradient, which is read and written in fp32, or writes one in bf16: 6 x 4 weights."""
+    plan = job("megatron-core", performance={"grad_accumulation_fusion": fused})
+    product = Gemm("p", ("x",), (), ("x",), (), (Param("w", (6, 4)),), m=8, n=6, k=4, itemsize=2.0)
+    wgrad = gemm_traffic(product, rates(plan.machine.accelerator, plan.software))[2]
+    assert wgrad == (8 * 4 * 2, 8 * 6 * 2, 6 * 4 * bytes_)

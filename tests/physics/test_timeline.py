@@ -212,3 +212,12 @@ def test_micro_batches_beyond_full_groups_stay():
         (4, 2, 0, 4),
     ):  # `order` raises for these
         assert shortened("interleaved", pp, vpp, count, group, 1) == (count, group, 0)
+
+
+def test_whole_parameters_are_reduced_and_not_gathered():
+    """Without ZeRO, two ranks: 590,464 main gradients of 4 B are summed in a ring, 2 * 1/2 of them over 1 B/s."""
+    shown = Timeline(
+        estimate(job(on=machine(link=1.0), dp=2, zero_level=0, performance={"overlap": {"dp": False}})).timing
+    )
+    slices = [one for one in shown.around(0) if one.name != "optimizer"]
+    assert sum(one.end_s - one.start_s for one in slices) == pytest.approx(4 * 590_464, rel=1e-3)

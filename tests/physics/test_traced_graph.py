@@ -9,11 +9,12 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime import estimate
-from steptime.cost.nodes import IDLE_SHARE
+from steptime.cost.nodes import IDLE_SHARE, Nodes, of_op
 from steptime.cost.work import Work
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
-from steptime.timing.node_waits import beside_the_host
+from steptime.model.ops import Comm, Gemm, Move, Param, Tensor
+from steptime.timing.node_waits import beside_the_host, without_waits
 
 NODE = 0.001
 FORWARD, BACKWARD = 7 * 5 + 2 * 4 + 21.5 + 7 + 2 + 2, 7 * 7 + 2 * 4 + 21.5 + 8 + 3 + 5
@@ -121,3 +122,51 @@ def test_waits_of_a_step(graph, exposed, left):
         works=lambda _: [(2, "layer")], of={"layer": layer}, replays=lambda _: [(5, "layer", Work(host_s=1.0))]
     )
     assert beside_the_host(Assembly(plan), parts, float(exposed)) == left
+
+
+def test_a_work_without_waits_is_as_long_as_its_kernels():
+    """Of 7 s of gaps the host takes 5: the kernels too small to be listed, 2 s, and the products, 11, remain."""
+    assert without_waits(Work(gemm_s=11.0, launch_s=7.0, host_s=5.0)) == Work(gemm_s=11.0, launch_s=2.0, host_s=0.0)
+
+
+def test_nodes_of_rows_that_are_routed():
+    """Router, dispatch and combination of DeepSeek-V3's block over tp 2 and ep 2: 36 kernels, traced as 99 and 38 nodes.
+
+    The counts come from one mean per kernel, so 4 % are allowed.
+    """
+    experts = {"n_experts": 4, "experts_per_token": 2, "expert_inter_sz": 64, "n_shared_experts": 1}
+    of = Assembly(job("torchtitan", model={"n_q_heads": 2, "moe": experts}, tp=2, dp=2, ep=2))
+    moves = [op for op in of.kinds[0].ops if isinstance(op, Move) and op.role in {"moe", "router"}]
+    assert sum(op.kernels for op in moves) == 36
+    forward, backward = zip(*(of_op(op, 2, sharded=False) for op in moves), strict=True)
+    assert sum(one.working for one in forward) == pytest.approx(99, rel=0.04)
+    assert sum(one.working for one in backward) == pytest.approx(38, rel=0.04)
+
+
+@pytest.mark.parametrize(("tp", "sharded"), [(1, False), (2, False), (2, True)])
+def test_nodes_that_tensor_parallelism_and_fsdp_add_to_a_weight(tp, sharded):
+    """A product has 5 nodes forward and 7 backward, and 1 and 3 without effect, a norm 4 and 4, and 1 and 1.
+
+    Split over ranks or repeated on them a weight has 3 views forward and 1 backward, and a norm's gradient is summed, 2 nodes.
+    FSDP adds 2 each way, and a slice.
+    """
+    weight, out = Param("w", (8, 8)), Tensor("y", 8.0, 2.0)
+    found = [
+        of_op(of, tp, sharded=sharded)
+        for of in (Gemm("p", ("x",), (out,), params=(weight,)), Move("n", ("x",), (out,), params=(weight,)))
+    ]
+    split, more = float(tp > 1), 2.0 * sharded
+    views = 3.0 * split + sharded
+    assert found == [
+        (Nodes(5.0 + more, 1.0 + views), Nodes(7.0 + more, 3.0 + split)),
+        (Nodes(4.0 + more, 1.0 + views), Nodes(4.0 + 2.0 * split + more, 1.0 + split)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"), [("all_gather", 3), ("reduce_scatter", 4 + 8), ("all_reduce", 2), ("all_to_all", 2), (None, 0)]
+)
+def test_nodes_of_a_collective(kind, nodes):
+    """Over 8 ranks: it and the wait for it; what was gathered is viewed; what is scattered is split, 8 pieces, and joined."""
+    found = [of_op(Comm("c", ("x",), **said), 8, sharded=True) for said in ({"kind": kind}, {"backward": kind})]
+    assert found == [(Nodes(nodes), Nodes()), (Nodes(), Nodes(nodes))]

@@ -123,3 +123,12 @@ def test_fsdp_that_sends_nothing_shows_nothing():
     layout = SimpleNamespace(microbatches=3, parallelism=SimpleNamespace(vpp=2))
     shown = Timeline(SimpleNamespace(fsdp=of, job=layout, fsdp_exposed_s=0.0))
     assert list(shown.sharded("F")) == [Traffic("dp", 2.0, 0.0, 0.0)]
+
+
+def test_one_rank_copies_and_sends_nothing():
+    """FSDP of a single rank copies parameters and gradients for seconds, which are no communication."""
+    timing = estimate(job("fsdp2", on=machine(memory=1.0), fsdp={"reduce_dtype": "fp32"})).timing
+    assert timing.fsdp_exposed_s > 1.0
+    for direction in ("F", "B"):
+        [found] = Timeline(timing).sharded(direction)
+        assert (found.busy_s, found.exposed_s) == (0.0, 0.0)
