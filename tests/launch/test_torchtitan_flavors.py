@@ -153,3 +153,58 @@ def test_emulated_float8_is_not_counted_as_fast(tmp_path: Path) -> None:
     assert [flag.name for flag in refused] == ["quantize.linear.float8.emulate"]
     config.write_text(config.read_text().replace("converters", "# converters"))
     assert read("auto", str(config), HARDWARE).of("unmodeled") == []
+
+
+OWN_WIDTH = """
+class FeedForward(nn.Module):
+    def __init__(self, dim: int, hidden_dim: int):
+        super().__init__()
+        {change}
+        self.w1 = nn.Linear(dim, hidden_dim, bias=False)
+"""
+
+
+def of_own_width(folder: Path, flavor: str, change: str) -> Path:
+    at = folder / "torchtitan" / "models" / "llama3"
+    (at / "model").mkdir(parents=True)
+    (at / "__init__.py").write_text(
+        "llama3_configs = {\n"
+        '    "1B": TransformerModelArgs(dim=2048, n_layers=16, n_heads=32, n_kv_heads=8),\n'
+        '    "8B": TransformerModelArgs(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim=9216),\n}\n'
+    )
+    (at / "model" / "args.py").write_text("class Args:\n    vocab_size: int = 128256\n    ffn_dim: int = 8192\n")
+    (at / "model" / "model.py").write_text(OWN_WIDTH.format(change=change))
+    config = at / "train_configs" / "job.toml"
+    config.parent.mkdir()
+    config.write_text(JOB.format(flavor=flavor))
+    return config
+
+
+@pytest.mark.parametrize(("flavor", "width"), [("1B", 8192), ("8B", 9216)])
+def test_a_fork_whose_arguments_give_the_feed_forward_width(tmp_path: Path, flavor: str, width: int) -> None:
+    """The default of the arguments, or the flavor's own; torchtitan's rule gives 5,632 and 14,336."""
+    path = of_own_width(tmp_path, flavor, "")
+    assert to_job(read("torchtitan", str(path), HARDWARE), HARDWARE).model.inter_sz == width
+
+
+def test_a_fork_that_computes_from_its_own_width_is_asked_for(tmp_path: Path) -> None:
+    path = of_own_width(tmp_path, "1B", "hidden_dim = int(2 * hidden_dim / 3)")
+    with pytest.raises(ConfigError, match=r"have ffn_dim, whose use is not read; add --set model=NAME"):
+        read("torchtitan", str(path), HARDWARE)
+
+
+@pytest.mark.parametrize(("tokenizer", "vocabulary"), [("original/tokenizer.model", 128256), ("own.model", None)])
+def test_the_vocabulary_of_llama_3_by_its_tokenizer(tmp_path: Path, tokenizer: str, vocabulary: int | None) -> None:
+    at = tmp_path / "torchtitan" / "models" / "llama"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text('llama3_configs = {"1B": ModelArgs(dim=2048, n_layers=16, n_heads=32)}\n')
+    config = tmp_path / "train_configs" / "job.toml"
+    config.parent.mkdir()
+    named = f'flavor = "1B"\ntokenizer_path = "./torchtitan/datasets/tokenizer/{tokenizer}"'
+    config.write_text(OF_FAMILY.format("llama3", "1B", "batch_size = 1").replace('flavor = "1B"', named))
+    sets = {**HARDWARE, "parallelism.dp": 8}
+    if vocabulary is None:
+        with pytest.raises(ConfigError, match=r"unknown flavor of llama3 \(got '1B'\)"):
+            read("torchtitan", str(config), sets)
+    else:
+        assert to_job(read("torchtitan", str(config), sets), sets).model.vocab_sz == vocabulary

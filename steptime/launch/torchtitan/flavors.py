@@ -17,6 +17,7 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.nested_flavors import nested_sizes
+from steptime.launch.torchtitan.own_arguments import own_vocabulary, own_width
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -120,7 +121,9 @@ def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
     return {"preset": preset}
 
 
-_ARGUMENTS = r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim_multiplier|multiple_of|rope_\w+|vocab_size|max_seq_len)="
+_ARGUMENTS = (
+    r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim|ffn_dim_multiplier|multiple_of|rope_\w+|vocab_size|max_seq_len)="
+)
 """Arguments of a flavor of Llama's that are sizes, or have no cost."""
 
 
@@ -136,7 +139,7 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
 
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
-    usual = {} if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
+    usual = own_vocabulary(keys) if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     beside = keys.beside or Beside()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
         code = beside.text(f"{folder}/__init__.py") or ""
@@ -151,9 +154,12 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
         found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
         if found is None or re.search(r"\w+=", re.sub(_ARGUMENTS, "", found[1])):
             continue
-        default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model/args.py") or "")
+        arguments = beside.text(f"{folder}/model/args.py") or ""
+        default = re.search(r"vocab_size: int = (\d+)", arguments)
         said = dict(re.findall(r"(\w+)=([\d.]+(?: */ *\d+)?)", found[1]))
         said = ({"vocab_size": default[1]} if default else known) | said
+        if "ffn_dim:" in arguments:
+            said |= own_width(keys, said, arguments, beside.text(f"{folder}/model/model.py") or "")
         if own := _own(keys, flavor, listed, said, folder):
             return own
     return None
