@@ -208,3 +208,35 @@ def test_the_vocabulary_of_llama_3_by_its_tokenizer(tmp_path: Path, tokenizer: s
             read("torchtitan", str(config), sets)
     else:
         assert to_job(read("torchtitan", str(config), sets), sets).model.vocab_sz == vocabulary
+
+
+QWEN3 = """
+def _small(*, attn_backend, vocab_size):
+    dim = 256
+    return Qwen3Model.Config(
+        vocab_size=vocab_size, dim=dim, norm=_norm(dim), enable_weight_tying=True, lm_head=Linear.Config(in_features=dim),
+        layers=_build_layers(n_layers=8, dim=dim, n_heads=4, n_kv_heads=2, head_dim=128, hidden_dim={width}),
+    )
+def _own(attn_backend):
+    return _small(attn_backend=attn_backend, vocab_size=50257)
+qwen3_configs = {{"{name}": _own}}
+"""
+OF_QWEN3 = """
+def job() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("{name}"), training=TrainingConfig(local_batch_size=1, seq_len=1024))
+"""
+
+
+@pytest.mark.parametrize(("name", "width"), [("10M", 1024), ("debugmodel", 2048)])
+def test_a_flavor_of_qwen3_that_a_fork_has(tmp_path: Path, name: str, width: int) -> None:
+    """A flavor of its own, and one whose sizes are not torchtitan's; a function returns another's config with a vocabulary."""
+    at = tmp_path / "torchtitan" / "models" / "qwen3"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text(QWEN3.format(name=name, width=width))
+    (at / "config_registry.py").write_text(OF_QWEN3.format(name=name))
+    found = to_job(read("auto", f"{at / 'config_registry.py'}:job", HARDWARE), HARDWARE)
+    model = found.model
+    assert (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz) == (8, 256, width, 50257)
+    assert (model.n_q_heads, model.n_kv_heads, model.head_dim) == (4, 2, 128)
+    assert model.tie_embeddings and model.qk_norm
+    assert any(note.startswith(f"model {name}, from torchtitan/models/qwen3") for note in found.notes)

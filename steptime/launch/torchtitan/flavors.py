@@ -17,7 +17,7 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.nested_flavors import nested_sizes
-from steptime.launch.torchtitan.own_arguments import own_vocabulary, own_width
+from steptime.launch.torchtitan.own_arguments import own_qwen3, own_vocabulary, own_width
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -74,6 +74,8 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
     listed = dict(table[family][base]) if base in flavors else None
     if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
+        return own
+    if family == "qwen3" and (own := own_qwen3(keys, flavor, listed)):
         return own
     renamed = {item.name for item in keys.given if item.name != item.key} - _LATER
     if family == "llama3" and flavor == "debugmodel" and renamed:

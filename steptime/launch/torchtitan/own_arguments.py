@@ -1,13 +1,19 @@
-"""Arguments of a fork's Llama that torchtitan's own does not have, or has no value for."""
+"""Flavors of a fork of torchtitan: of Qwen3, and arguments of Llama that torchtitan does not have, or has no value for."""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import PurePath
+from typing import Any
 
+from steptime.base.config import build
+from steptime.job.edit import read_model
+from steptime.launch.beside import Beside
 from steptime.launch.config_values import syntax_of
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.torchtitan.nested_flavors import nested_sizes
+from steptime.model.model import Model
 
 _LLAMA3 = ("original", "tokenizer.model")
 """The end of the path at which torchtitan's scripts/download_tokenizer.py leaves the tokenizer of Llama 3."""
@@ -43,3 +49,31 @@ def _computes(code: str) -> bool:
     classes = [node for node in syntax_of(code).body if isinstance(node, ast.ClassDef) and node.name == "FeedForward"]
     names = [node for each in classes for node in ast.walk(each) if isinstance(node, ast.Name)]
     return not classes or any(node.id == "hidden_dim" and isinstance(node.ctx, ast.Store) for node in names)
+
+
+_QWEN3 = {
+    "n_layers": "n_layers", "dim": "hidden_sz", "hidden_dim": "inter_sz", "n_heads": "n_q_heads", "n_kv_heads": "n_kv_heads",
+    "head_dim": "head_dim", "vocab_size": "vocab_sz", "enable_weight_tying": "tie_embeddings",
+}  # fmt: skip
+"""Arguments of a flavor of Qwen3 -> fields of a model."""
+
+
+def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A dense flavor of Qwen3 in the registry of the fork that the config lies in, the `listed` one where both are the same.
+
+    None where there is none of literal sizes.
+
+    Source: pytorch/torchtitan torchtitan/models/qwen3/__init__.py (qwen3_configs), whose attention normalizes queries and keys.
+    """
+    file = "torchtitan/models/qwen3/__init__.py"
+    said = nested_sizes((keys.beside or Beside()).text(file) or "", flavor, ties=True) or {}
+    found: dict[str, Any] = {_QWEN3[key]: value for key, value in said.items() if key in _QWEN3}
+    if not {*_QWEN3.values()} - {"tie_embeddings"} <= found.keys():
+        return None
+    section = {"tie_embeddings": False, "qk_norm": True} | found
+    if listed is not None:
+        model = build(Model, read_model(listed))
+        if all(getattr(model, field) == value for field, value in section.items()):
+            return listed
+    keys.notes.append(f"model {flavor}, from {file}")
+    return section
