@@ -238,5 +238,6 @@ def test_a_flavor_of_qwen3_that_a_fork_has(tmp_path: Path, name: str, width: int
     model = found.model
     assert (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz) == (8, 256, width, 50257)
     assert (model.n_q_heads, model.n_kv_heads, model.head_dim) == (4, 2, 128)
-    assert model.tie_embeddings and model.qk_norm
+    assert model.tie_embeddings
+    assert model.qk_norm
     assert any(note.startswith(f"model {name}, from torchtitan/models/qwen3") for note in found.notes)
