@@ -41,6 +41,17 @@ def test_a_script_of_the_launcher_has_the_config_that_it_names(tmp_path: Path) -
     assert plan["data"]["gbs"] == 64
 
 
+def test_a_tokenizer_file_to_be_filled_in_leaves_the_configs_own(tmp_path: Path) -> None:
+    """The config names GPT-2's tokenizer, 50,257 entries; a file that is given is the job's, and unknown."""
+    config = tmp_path / "launcher_scripts" / "conf" / "training" / "gpt3" / "own.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(CONFIG, encoding="utf-8")
+    script = f"{LAUNCHER.rstrip()} training.model.tokenizer.model=${{TOK_PATH}}\n"
+    assert written(tmp_path, "examples/gpt/own.sh", script).config["model"]["vocab_sz"] == 50257
+    (line,) = asked(tmp_path, "examples/gpt/own.sh", script.replace("${DIR}/l", "${OWN}/l").replace("=2 ", "=$N "))
+    assert line.endswith("$N has no value; write N=... before the command")
+
+
 def test_all_that_a_program_lacks_is_asked_for_at_once(tmp_path: Path) -> None:
     script = """\
         python /opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py trainer.devices=${DEVICES} \\
