@@ -179,7 +179,13 @@ def test_nothing_of_a_recipe_runs(repository, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "preset"),
-    [("Qwen25Config7B", "qwen2.5-7b"), ("Qwen2Config1P5B", "qwen2.5-1.5b"), ("MixtralConfig8x7B", "mixtral-8x7b")],
+    [
+        ("Qwen25Config7B", "qwen2.5-7b"),
+        ("Qwen2Config1P5B", "qwen2.5-1.5b"),
+        ("MixtralConfig8x7B", "mixtral-8x7b"),
+        ("MistralSmall3Config24B", "mistral-small-24b"),
+        ("MistralNeMoConfig123B", "mistral-large-123b"),
+    ],
 )
 def test_a_class_of_a_model_names_its_preset(repository, name, preset):
     (repository / "nemo.py").write_text(NEMO.replace("Llama3Config8B", name), encoding="utf-8")
