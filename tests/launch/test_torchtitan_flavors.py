@@ -193,14 +193,23 @@ def test_a_fork_that_computes_from_its_own_width_is_asked_for(tmp_path: Path) ->
         read("torchtitan", str(path), HARDWARE)
 
 
-@pytest.mark.parametrize(("tokenizer", "vocabulary"), [("original/tokenizer.model", 128256), ("own.model", None)])
+@pytest.mark.parametrize(
+    ("tokenizer", "vocabulary"),
+    [
+        ("torchtitan/datasets/tokenizer/original/tokenizer.model", 128256),
+        ("./assets/tokenizer/Llama-3.2-1B", 128256),
+        ("models/Llama3.2-3B-Instruct/tokenizer.model", 128256),
+        ("own/tokenizer.model", None),
+        ("torchtitan/tokenizers/Llama-chem-1B", None),
+    ],
+)
 def test_the_vocabulary_of_llama_3_by_its_tokenizer(tmp_path: Path, tokenizer: str, vocabulary: int | None) -> None:
     at = tmp_path / "torchtitan" / "models" / "llama"
     at.mkdir(parents=True)
     (at / "__init__.py").write_text('llama3_configs = {"1B": ModelArgs(dim=2048, n_layers=16, n_heads=32)}\n')
     config = tmp_path / "train_configs" / "job.toml"
     config.parent.mkdir()
-    named = f'flavor = "1B"\ntokenizer_path = "./torchtitan/datasets/tokenizer/{tokenizer}"'
+    named = f'flavor = "1B"\ntokenizer_path = "{tokenizer}"'
     config.write_text(OF_FAMILY.format("llama3", "1B", "batch_size = 1").replace('flavor = "1B"', named))
     sets = {**HARDWARE, "parallelism.dp": 8}
     if vocabulary is None:
@@ -241,3 +250,17 @@ def test_a_flavor_of_qwen3_that_a_fork_has(tmp_path: Path, name: str, width: int
     assert model.tie_embeddings
     assert model.qk_norm
     assert any(note.startswith(f"model {name}, from torchtitan/models/qwen3") for note in found.notes)
+
+
+def test_a_flavor_in_a_comment_is_not_the_forks(tmp_path: Path) -> None:
+    """2 x 4 x 2048 / 3 = 5,461, x 1.5 = 8,191, up to a multiple of 256: 8,192; with the 1.3 and 1,024 of the comment 7,168."""
+    at = tmp_path / "torchtitan" / "models" / "llama3"
+    (at / "train_configs").mkdir(parents=True)
+    sizes = "dim=2048, n_layers=16, n_heads=32, vocab_size=128256"
+    (at / "__init__.py").write_text(
+        f'llama3_configs = {{\n    # "1B": TransformerModelArgs({sizes}, ffn_dim_multiplier=1.3, multiple_of=1024),\n'
+        f'    "1B": TransformerModelArgs({sizes}, ffn_dim_multiplier=1.5,  # (was 1.3)\n        multiple_of=256),\n}}\n'
+    )
+    config = at / "train_configs" / "job.toml"
+    config.write_text(JOB.format(flavor="1B"))
+    assert to_job(read("torchtitan", str(config), HARDWARE), HARDWARE).model.inter_sz == 8192

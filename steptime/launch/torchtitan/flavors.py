@@ -17,7 +17,7 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.nested_flavors import nested_sizes
-from steptime.launch.torchtitan.own_arguments import own_qwen3, own_vocabulary, own_width
+from steptime.launch.torchtitan.own_arguments import own_qwen3, own_vocabulary, own_width, without_comments
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -144,7 +144,7 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
     usual = own_vocabulary(keys) if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     beside = keys.beside or Beside()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
-        code = beside.text(f"{folder}/__init__.py") or ""
+        code = without_comments(beside.text(f"{folder}/__init__.py") or "")
         of_tests = flavor == "debugmodel" and _UNSET.search(beside.text(f"{folder}/model.py") or "")
         known = _of_test_tokenizer(keys, beside) if of_tests else usual
         if nested := nested_sizes(code, flavor):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import build
@@ -15,18 +14,30 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.torchtitan.nested_flavors import nested_sizes
 from steptime.model.model import Model
 
-_LLAMA3 = ("original", "tokenizer.model")
-"""The end of the path at which torchtitan's scripts/download_tokenizer.py leaves the tokenizer of Llama 3."""
+_LLAMA3 = re.compile(
+    r"(?:^|/)original/tokenizer\.model$|(?:^|/)(?:meta-)?llama-?3(?:\.[0-3])?-[^/]*(?:/(?:original/)?tokenizer\.\w+)?/?$",
+    re.IGNORECASE,
+)
+"""Where torchtitan 0.1 leaves the tokenizer of Llama 3 (scripts/download_tokenizer.py), and folders of its repositories."""
 
 
 def own_vocabulary(keys: JobKeys) -> dict[str, str]:
-    """The vocabulary of Llama 3 where the job names its tokenizer as torchtitan 0.1 downloads it; empty elsewhere.
+    """The vocabulary of Llama 3 where the job names its tokenizer by such a path; empty elsewhere.
 
     Source: pytorch/torchtitan v0.1.0 README.md ("Downloading a tokenizer") and torchtitan/datasets/tokenizer/tiktoken.py (128,000
     tokens of the file and 256 reserved ones).
     """
-    path = PurePath(str(keys.values.get("model.tokenizer_path", "")))
-    return {"vocab_size": "128256"} if path.parts[-2:] == _LLAMA3 else {}
+    named = (str(keys.values.get(f"model.{key}", "")) for key in ("tokenizer_path", "hf_assets_path"))
+    return {"vocab_size": "128256"} if any(map(_LLAMA3.search, named)) else {}
+
+
+def without_comments(code: str) -> str:
+    """Python without its comments, among them flavors that are switched off.
+
+    >>> without_comments("a = 1  # (b)")
+    'a = 1  '
+    """
+    return re.sub(r"#.*", "", code)
 
 
 def own_width(keys: JobKeys, said: dict[str, str], arguments: str, code: str) -> dict[str, str]:
