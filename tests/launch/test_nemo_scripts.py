@@ -84,6 +84,8 @@ def test_the_length_of_fine_tuning_is_that_of_its_data(tmp_path: Path) -> None:
     """The model is in a checkpoint; examples/nlp/language_modeling/tuning/conf/megatron_gpt_finetuning_config.yaml."""
     text = CONFIG.replace("  encoder_seq_length: 2048\n", "  data: {train_ds: {max_seq_length: 512}}\n")
     assert written(tmp_path, "tune.yaml", text).config["data"]["seqlen"] == 512
+    aligner = text.replace("  optim:", "  steerlm2: {micro_batch_size: 1, forward_micro_batch_size: 1}\n  optim:")
+    assert written(tmp_path, "sft.yaml", aligner).of("unmodeled") == []  # of NeMo-Aligner's train_steerlm2.py
 
 
 def test_a_stage_of_the_launcher_that_fine_tunes(tmp_path: Path) -> None:
