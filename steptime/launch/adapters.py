@@ -13,7 +13,7 @@ from steptime.model.lora import EVERY, MLP, QKV
 PARTLY = "partial training by a method other than LoRA: every weight is counted as trained"
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp32": "fp32", "float16": "fp16", "fp16": "fp16"}
 """Words for the dtype of loaded weights."""
-OWN_SWITCHES = frozenset({"use_lora", "use_qlora", "do_lora", "train_lora", "enable_lora"})
+OWN_SWITCHES = frozenset({"use_lora", "use_qlora", "do_lora", "train_lora", "enable_lora", "train_mode"})
 """Switches of custom programs, which have their own rank and targets by default."""
 WHOLE = frozenset({"full", "freeze_none"})
 """Words of a method that trains every weight."""

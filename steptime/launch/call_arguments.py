@@ -1,4 +1,4 @@
-"""Arguments of Python calls whose values are known: which parameter each sets, and mappings that are unpacked with `**`."""
+"""Python names and calls: where a name is imported from, which parameter an argument sets, mappings unpacked with `**`."""
 
 from __future__ import annotations
 
@@ -54,3 +54,29 @@ def unpacked(parts: Sequence[tuple[str | None, Any]]) -> dict[str, Any] | None:
         else:
             return None
     return found
+
+
+Imports = dict[str, tuple[str, str]]
+
+
+def imported(module: ast.Module) -> Imports:
+    """The names that a module imports from others: the file of that module, and the name in it."""
+    return {
+        alias.asname or alias.name: (f"{node.module.replace('.', '/')}.py", alias.name)
+        for node in module.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+
+
+def origin(name: str, imports: Imports) -> tuple[str, str] | None:
+    """The file that defines an imported name and the name in it; `module.name` of an imported module too.
+
+    >>> origin("llama3_8b.model", {"llama3_8b": ("recipes.py", "llama3_8b")})
+    ('recipes/llama3_8b.py', 'model')
+    """
+    first, _, inner = name.partition(".")
+    if first not in imports:
+        return None
+    file, own = imports[first]
+    return (f"{file.removesuffix('.py')}/{own}.py", inner) if inner else (file, own)

@@ -17,7 +17,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
-from steptime.launch.call_arguments import bound, called_in, default_nodes, unpacked
+from steptime.launch.call_arguments import bound, called_in, default_nodes, imported, origin, unpacked
 from steptime.launch.config_values import (
     CLASS,
     MOST_ITEMS,
@@ -92,20 +92,15 @@ class _FunctionReader:
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Name)
         }
-        self.imports = {
-            alias.asname or alias.name: (f"{node.module.replace('.', '/')}.py", alias.name)
-            for node in module.body
-            if isinstance(node, ast.ImportFrom) and node.module
-            for alias in node.names
-        }
+        self.imports = imported(module)
 
     def owner(self, name: str, depth: int = 0) -> tuple[_FunctionReader, str] | None:
         """The module behind a name, its own or an adjacent one, and the name inside that module."""
         if name in self.functions or name in self.constants:
             return self, name
-        if name not in self.imports or depth > _DEPTH:
+        if (found := origin(name, self.imports)) is None or depth > _DEPTH:
             return None
-        file, own = self.imports[name]
+        file, own = found
         if file not in self.readers:
             text = self.beside.text(file)
             self.readers[file] = None

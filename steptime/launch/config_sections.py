@@ -131,3 +131,10 @@ def may_launch(path: str, said: Mapping[str, Any]) -> str:
         return ""
     fix = f"add --with {named[0]}, or for none --set parallelism.zero_level=0"
     return f"ZeRO or FSDP unknown: {named[0]} beside it may be the config of accelerate that starts it; {fix}"
+
+
+def of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The config that Weights & Biases stores of a run (each key a mapping with its value), and the run's program."""
+    said = {key: kept["value"] for key, kept in tree.items() if isinstance(kept, dict) and "value" in kept}
+    programs = re.findall(r"'codePath': '([^']+)'", str(said.pop("_wandb", "")))
+    return said, programs[0] if programs else ""

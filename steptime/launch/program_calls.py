@@ -119,8 +119,12 @@ def starts_trainer(text: str, beside: Beside | None) -> bool:
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
     started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
     named = [found[0] for line in started if (found := re.search(program, line))]
+    named += re.findall(rf"^\s*(?:export\s+)?\w+=[\"']?({program})", text, re.MULTILINE)  # in a variable that is run
     texts = (beside.text(name) or "" for name in named) if beside is not None else ()
-    return any(re.search(r"\b(?:TrainingArguments|SFTConfig)\(", code) for code in texts)
+    return any(
+        re.search(r"\b(?:(?:TrainingArguments|SFTConfig)\(|HfArgumentParser\([^)]*\bTrainingArguments\b)", code)
+        for code in texts
+    )
 
 
 def _checkpointing(tree: ast.Module) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from steptime.launch.config_sections import (
     of_readme,
     of_section,
     of_subcommand,
+    of_wandb,
 )
 from steptime.launch.devices import SET_DEVICES, by_comment, of_comment
 from steptime.launch.interpolate import resolve
@@ -231,18 +232,11 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
     tree = of_section(parse_mapping(text, path, repeats=True), table)
     tree = resolve(tree, env | variables_of(beside))
-    tree, program = _of_wandb(tree) if "_wandb" in tree else (tree, "")
+    tree, program = of_wandb(tree) if "_wandb" in tree else (tree, "")
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
     return Said(flatten(tree), (named := of_comment(text)), program=program, notes=by_comment(named))
-
-
-def _of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The config that Weights & Biases stores of a run (each key a mapping with its value), and the run's program."""
-    said = {key: kept["value"] for key, kept in tree.items() if isinstance(kept, dict) and "value" in kept}
-    programs = re.findall(r"'codePath': '([^']+)'", str(said.pop("_wandb", "")))
-    return said, programs[0] if programs else ""
 
 
 def _included(name: str, beside: Beside | None) -> str:
@@ -281,6 +275,10 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
         if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
             text = beside.text(name) if beside is not None else None
             said |= flatten({"fsdp_config": parse_mapping(text, name)}) if text is not None else {}
+            continue
+        if name.endswith(".json") and (flag if equals else last) == "--train_args_file":
+            # yangjianxin1/Firefly train.py, setup_everything, and programs after it: HfArgumentParser.parse_json_file
+            said |= flatten(parse_mapping((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name))
             continue
         if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
             said |= of_adapters((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name)

@@ -178,6 +178,7 @@ def test_a_config_that_was_moved_is_named_where_the_repository_has_one_of_its_na
     ("name", "preset"),
     [
         ("Qwen/Qwen-7B-Chat", "qwen1.5-7b"),
+        ("google/gemma-1.1-7b-it", "gemma-7b"),
         ("/ckpt/hf_llama_7b/", "llama1-7b"),
         ("internlm/internlm2_5-7b-chat", "internlm2-7b"),
         ("codellama/CodeLlama-7b-Instruct-hf", "codellama-7b"),

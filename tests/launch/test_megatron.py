@@ -221,6 +221,9 @@ BAD = [
     ("python train.py --lr 1",
      ("run.sh: line 1 launches train.py, which is of no framework that is read; "
       "write a plan with its settings, or name its framework with --from KIND")),
+    ("deepspeed --num_gpus 8 train.py --model_id google/gemma-3-12b-it --vision_model_id own --batch_size 4096 --use_deepspeed",
+     ("run.sh: line 1 launches train.py, which is of no framework that is read; "
+      "write a plan with its settings, or name its framework with --from KIND")),
     ("echo nothing", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
     ("--lr 1e-4 --bf16", f"run.sh: {NO_LAYERS}"),
     ("--num-layers 'eight", "run.sh: line 1: No closing quotation"),

@@ -164,6 +164,14 @@ def test_llm_foundry_reduces_in_fp32_unless_pure(tmp_path):
     assert found.parallelism.fsdp.reduce_dtype != "bf16"
 
 
+@pytest.mark.parametrize(("said", "sharded"), [("{}", True), ("null", False)])
+def test_an_empty_fsdp_config_of_llm_foundry_is_fsdp_with_its_defaults(tmp_path, said, sharded):
+    """Composer builds FSDPConfig(**{}) where the section is not null (composer/trainer/trainer.py): FULL_SHARD."""
+    text = f"{MPT.partition('fsdp_config:')[0]}fsdp_config: {said}\n" % ("false", 8)
+    found = job(tmp_path, "mpt.yaml", text, parallelism__dp=8).parallelism
+    assert (found.fsdp is not None and found.fsdp.reshard_after_forward) == sharded
+
+
 @pytest.mark.parametrize("word", ["FULL", "{reduce_dtype: bf16}"])
 def test_llm_foundry_in_other_dtypes_is_an_error(tmp_path, word):
     assert "not modeled" in problems(tmp_path, "mpt.yaml", MPT % ("false", 8, word), parallelism__dp=8)

@@ -41,6 +41,17 @@ def test_a_script_of_the_launcher_has_the_config_that_it_names(tmp_path: Path) -
     assert plan["data"]["gbs"] == 64
 
 
+def test_a_tokenizer_file_to_be_filled_in_leaves_the_configs_own(tmp_path: Path) -> None:
+    """The config names GPT-2's tokenizer, 50,257 entries; a file that is given is the job's, and unknown."""
+    config = tmp_path / "launcher_scripts" / "conf" / "training" / "gpt3" / "own.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(CONFIG, encoding="utf-8")
+    script = f"{LAUNCHER.rstrip()} training.model.tokenizer.model=${{TOK_PATH}}\n"
+    assert written(tmp_path, "examples/gpt/own.sh", script).config["model"]["vocab_sz"] == 50257
+    (line,) = asked(tmp_path, "examples/gpt/own.sh", script.replace("${DIR}/l", "${OWN}/l").replace("=2 ", "=$N "))
+    assert line.endswith("$N has no value; write N=... before the command")
+
+
 def test_all_that_a_program_lacks_is_asked_for_at_once(tmp_path: Path) -> None:
     script = """\
         python /opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py trainer.devices=${DEVICES} \\
@@ -73,6 +84,8 @@ def test_the_length_of_fine_tuning_is_that_of_its_data(tmp_path: Path) -> None:
     """The model is in a checkpoint; examples/nlp/language_modeling/tuning/conf/megatron_gpt_finetuning_config.yaml."""
     text = CONFIG.replace("  encoder_seq_length: 2048\n", "  data: {train_ds: {max_seq_length: 512}}\n")
     assert written(tmp_path, "tune.yaml", text).config["data"]["seqlen"] == 512
+    aligner = text.replace("  optim:", "  steerlm2: {micro_batch_size: 1, forward_micro_batch_size: 1}\n  optim:")
+    assert written(tmp_path, "sft.yaml", aligner).of("unmodeled") == []  # of NeMo-Aligner's train_steerlm2.py
 
 
 def test_a_stage_of_the_launcher_that_fine_tunes(tmp_path: Path) -> None:

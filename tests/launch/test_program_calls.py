@@ -232,3 +232,28 @@ def test_weights_that_a_program_does_not_train_are_told(tmp_path: Path, line: st
     (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"sft\.py: frozen weights, set up by its code; not modeled"):
         to_job(reading(tmp_path, "deepspeed --num_gpus 8 sft.py", sft_py=f"{OWN}    {line}\n"), SETS)
+
+
+ARGUMENTS_FILE = """\
+    {"model_name_or_path": "Qwen/Qwen2.5-7B", "max_seq_length": 2048, "per_device_train_batch_size": 2, "bf16": true,
+     "gradient_accumulation_steps": 4, "train_mode": "%s", "lora_rank": 32, "lora_target_modules": ["q_proj"]}
+"""
+
+
+@pytest.mark.parametrize(("mode", "rank", "base"), [("full", None, None), ("lora", 32, "fp32"), ("qlora", 32, "nf4")])
+def test_a_file_of_a_programs_arguments(tmp_path: Path, mode: str, rank: int | None, base: str | None) -> None:
+    """2 sequences x 4 steps x 8 devices are 64; train_mode switches the adapters on, in 4 bits with qlora."""
+    (tmp_path / "train.py").write_text("parser = HfArgumentParser((Own, TrainingArguments))\n", encoding="utf-8")
+    (tmp_path / "sft.json").write_text(textwrap.dedent(ARGUMENTS_FILE) % mode, encoding="utf-8")
+    script = tmp_path / "run.sh"
+    script.write_text("deepspeed --num_gpus 8 train.py --train_args_file sft.json\n", encoding="utf-8")
+    found = to_job(read("auto", str(script), SETS), SETS)
+    assert (found.data.gbs, found.data.seqlen, found.performance.precision) == (64, 2048, "bf16")
+    lora = found.model.lora
+    assert (lora and lora.rank) == rank
+    assert base is None or (lora is not None and lora.base_dtype == base)
+
+
+def test_adapters_of_another_kind_by_train_mode(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="partial training by a method other than LoRA"):
+        lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --train_mode dora")

@@ -38,6 +38,7 @@ def test_a_program_behind_a_continued_line_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("args = TrainingArguments(output_dir='x')", encoding="utf-8")
     beside = Beside(tmp_path)
     assert starts_trainer("torchrun --nproc_per_node 8 \\\n  --nnodes 2 \\\n  train.py --bf16\n", beside)
+    assert starts_trainer('RUN="./train.py --bf16"\nsrun bash -c "deepspeed $RUN"\n', beside)
     assert not starts_trainer("# torchrun train.py\necho train.py\n", beside)
 
 

@@ -179,7 +179,13 @@ def test_nothing_of_a_recipe_runs(repository, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "preset"),
-    [("Qwen25Config7B", "qwen2.5-7b"), ("Qwen2Config1P5B", "qwen2.5-1.5b"), ("MixtralConfig8x7B", "mixtral-8x7b")],
+    [
+        ("Qwen25Config7B", "qwen2.5-7b"),
+        ("Qwen2Config1P5B", "qwen2.5-1.5b"),
+        ("MixtralConfig8x7B", "mixtral-8x7b"),
+        ("MistralSmall3Config24B", "mistral-small-24b"),
+        ("MistralNeMoConfig123B", "mistral-large-123b"),
+    ],
 )
 def test_a_class_of_a_model_names_its_preset(repository, name, preset):
     (repository / "nemo.py").write_text(NEMO.replace("Llama3Config8B", name), encoding="utf-8")
@@ -256,3 +262,38 @@ def pretrain_config(global_batch_size: int = 64) -> ConfigContainer:
         mixed_precision="bf16_mixed",
     )
 """
+
+
+BASE = """
+def model() -> run.Config[pl.LightningModule]:
+    return run.Config(LlamaModel, config=run.Config(Llama31Nemotron70BConfig))
+
+def trainer(tp: int = 1, num_nodes: int = 1):
+    return run.Config(
+        nl.Trainer, devices=8, num_nodes=num_nodes, strategy=run.Config(nl.MegatronStrategy, tensor_model_parallel_size=tp)
+    )
+"""
+OVER = """
+import nemo_run as run
+from pkg.recipes import base_8b
+
+def model() -> run.Config[pl.LightningModule]:
+    config = base_8b.model()
+    config.config.seq_length = 16384
+    return config
+
+def pretrain_recipe(num_nodes: int = 4) -> run.Partial:
+    return run.Partial(
+        pretrain, model=model(), trainer=base_8b.trainer(tp=8, num_nodes=num_nodes),
+        data=run.Config(MockDataModule, seq_length=16384, global_batch_size=512, micro_batch_size=1),
+    )
+"""
+
+
+def test_a_recipe_over_the_functions_of_another_module(repository):
+    """Llama 3.1 Nemotron 70B has the sizes of Llama 3.1 70B; 4 nodes of 8 devices over tp 8 are 4 replicas."""
+    (repository / "base_8b.py").write_text(BASE)
+    (repository / "over.py").write_text(OVER)
+    _, found = job(f"{repository / 'over.py'}:pretrain_recipe")
+    assert (found.model.n_layers, found.model.hidden_sz, found.model.vocab_sz) == (80, 8192, 128256)
+    assert (found.parallelism.tp, found.parallelism.dp, found.data.seqlen) == (8, 4, 16384)

@@ -164,3 +164,14 @@ def test_a_log_prints_the_same_keys():
     )
     found = read_torchtitan("train.log", text)
     assert found.config["data"] == {"gbs": 32, "seqlen": 4096, "microbatch_sz": 2}
+
+
+FORKS = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 4\nseq_len = 2048\ngradient_accumulation_steps = 8\n'
+
+
+def test_a_forks_own_accumulation():
+    """4 sequences on each of 16 ranks, 8 times between two optimizer steps: 512 sequences a step."""
+    found = read_torchtitan("job.toml", FORKS, {"WORLD_SIZE": "16"})
+    assert found.config["data"] == {"gbs": 512, "seqlen": 2048, "microbatch_sz": 4}
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps: 8 x 64 sequences are not \S+ 128; give one"):
+        read_torchtitan("job.toml", f"{FORKS}global_batch_size = 128\n", {"WORLD_SIZE": "16"})

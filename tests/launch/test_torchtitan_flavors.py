@@ -153,3 +153,114 @@ def test_emulated_float8_is_not_counted_as_fast(tmp_path: Path) -> None:
     assert [flag.name for flag in refused] == ["quantize.linear.float8.emulate"]
     config.write_text(config.read_text().replace("converters", "# converters"))
     assert read("auto", str(config), HARDWARE).of("unmodeled") == []
+
+
+OWN_WIDTH = """
+class FeedForward(nn.Module):
+    def __init__(self, dim: int, hidden_dim: int):
+        super().__init__()
+        {change}
+        self.w1 = nn.Linear(dim, hidden_dim, bias=False)
+"""
+
+
+def of_own_width(folder: Path, flavor: str, change: str) -> Path:
+    at = folder / "torchtitan" / "models" / "llama3"
+    (at / "model").mkdir(parents=True)
+    (at / "__init__.py").write_text(
+        "llama3_configs = {\n"
+        '    "1B": TransformerModelArgs(dim=2048, n_layers=16, n_heads=32, n_kv_heads=8),\n'
+        '    "8B": TransformerModelArgs(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim=9216),\n}\n'
+    )
+    (at / "model" / "args.py").write_text("class Args:\n    vocab_size: int = 128256\n    ffn_dim: int = 8192\n")
+    (at / "model" / "model.py").write_text(OWN_WIDTH.format(change=change))
+    config = at / "train_configs" / "job.toml"
+    config.parent.mkdir()
+    config.write_text(JOB.format(flavor=flavor))
+    return config
+
+
+@pytest.mark.parametrize(("flavor", "width"), [("1B", 8192), ("8B", 9216)])
+def test_a_fork_whose_arguments_give_the_feed_forward_width(tmp_path: Path, flavor: str, width: int) -> None:
+    """The default of the arguments, or the flavor's own; torchtitan's rule gives 5,632 and 14,336."""
+    path = of_own_width(tmp_path, flavor, "")
+    assert to_job(read("torchtitan", str(path), HARDWARE), HARDWARE).model.inter_sz == width
+
+
+def test_a_fork_that_computes_from_its_own_width_is_asked_for(tmp_path: Path) -> None:
+    path = of_own_width(tmp_path, "1B", "hidden_dim = int(2 * hidden_dim / 3)")
+    with pytest.raises(ConfigError, match=r"have ffn_dim, whose use is not read; add --set model=NAME"):
+        read("torchtitan", str(path), HARDWARE)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocabulary"),
+    [
+        ("torchtitan/datasets/tokenizer/original/tokenizer.model", 128256),
+        ("./assets/tokenizer/Llama-3.2-1B", 128256),
+        ("models/Llama3.2-3B-Instruct/tokenizer.model", 128256),
+        ("own/tokenizer.model", None),
+        ("torchtitan/tokenizers/Llama-chem-1B", None),
+    ],
+)
+def test_the_vocabulary_of_llama_3_by_its_tokenizer(tmp_path: Path, tokenizer: str, vocabulary: int | None) -> None:
+    at = tmp_path / "torchtitan" / "models" / "llama"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text('llama3_configs = {"1B": ModelArgs(dim=2048, n_layers=16, n_heads=32)}\n')
+    config = tmp_path / "train_configs" / "job.toml"
+    config.parent.mkdir()
+    named = f'flavor = "1B"\ntokenizer_path = "{tokenizer}"'
+    config.write_text(OF_FAMILY.format("llama3", "1B", "batch_size = 1").replace('flavor = "1B"', named))
+    sets = {**HARDWARE, "parallelism.dp": 8}
+    if vocabulary is None:
+        with pytest.raises(ConfigError, match=r"unknown flavor of llama3 \(got '1B'\)"):
+            read("torchtitan", str(config), sets)
+    else:
+        assert to_job(read("torchtitan", str(config), sets), sets).model.vocab_sz == vocabulary
+
+
+QWEN3 = """
+def _small(*, attn_backend, vocab_size):
+    dim = 256
+    return Qwen3Model.Config(
+        vocab_size=vocab_size, dim=dim, norm=_norm(dim), enable_weight_tying=True, lm_head=Linear.Config(in_features=dim),
+        layers=_build_layers(n_layers=8, dim=dim, n_heads=4, n_kv_heads=2, head_dim=128, hidden_dim={width}),
+    )
+def _own(attn_backend):
+    return _small(attn_backend=attn_backend, vocab_size=50257)
+qwen3_configs = {{"{name}": _own}}
+"""
+OF_QWEN3 = """
+def job() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("{name}"), training=TrainingConfig(local_batch_size=1, seq_len=1024))
+"""
+
+
+@pytest.mark.parametrize(("name", "width"), [("10M", 1024), ("debugmodel", 2048)])
+def test_a_flavor_of_qwen3_that_a_fork_has(tmp_path: Path, name: str, width: int) -> None:
+    """A flavor of its own, and one whose sizes are not torchtitan's; a function returns another's config with a vocabulary."""
+    at = tmp_path / "torchtitan" / "models" / "qwen3"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text(QWEN3.format(name=name, width=width))
+    (at / "config_registry.py").write_text(OF_QWEN3.format(name=name))
+    found = to_job(read("auto", f"{at / 'config_registry.py'}:job", HARDWARE), HARDWARE)
+    model = found.model
+    assert (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz) == (8, 256, width, 50257)
+    assert (model.n_q_heads, model.n_kv_heads, model.head_dim) == (4, 2, 128)
+    assert model.tie_embeddings
+    assert model.qk_norm
+    assert any(note.startswith(f"model {name}, from torchtitan/models/qwen3") for note in found.notes)
+
+
+def test_a_flavor_in_a_comment_is_not_the_forks(tmp_path: Path) -> None:
+    """2 x 4 x 2048 / 3 = 5,461, x 1.5 = 8,191, up to a multiple of 256: 8,192; with the 1.3 and 1,024 of the comment 7,168."""
+    at = tmp_path / "torchtitan" / "models" / "llama3"
+    (at / "train_configs").mkdir(parents=True)
+    sizes = "dim=2048, n_layers=16, n_heads=32, vocab_size=128256"
+    (at / "__init__.py").write_text(
+        f'llama3_configs = {{\n    # "1B": TransformerModelArgs({sizes}, ffn_dim_multiplier=1.3, multiple_of=1024),\n'
+        f'    "1B": TransformerModelArgs({sizes}, ffn_dim_multiplier=1.5,  # (was 1.3)\n        multiple_of=256),\n}}\n'
+    )
+    config = at / "train_configs" / "job.toml"
+    config.write_text(JOB.format(flavor="1B"))
+    assert to_job(read("torchtitan", str(config), HARDWARE), HARDWARE).model.inter_sz == 8192

@@ -271,3 +271,14 @@ def test_what_a_function_sets_inside_its_model_is_told(tmp_path, monkeypatch):
     assert flags["model.name"] == "used"
     assert flags["model.attn_backend"] == "approximated"
     assert flags["model.dim"] == "unmodeled"
+
+
+@pytest.mark.parametrize(("loss", "chunks"), [("", 1), ("loss=ChunkedCELoss.Config(),", None)])
+def test_a_function_without_a_loss_has_one_over_all_tokens(loss: str, chunks: int | None) -> None:
+    """Functions name ChunkedCELoss since 2026-04-27; before, the loss was one over all tokens. None is the profile's 8."""
+    text = (
+        f'def llama3_8b() -> Trainer.Config:\n    return Trainer.Config(model_spec=model_registry("8B"), {loss}\n'
+        "        training=TrainingConfig(local_batch_size=1, seq_len=8192))\n"
+    )
+    reading = read_torchtitan("config_registry.py:llama3_8b", text, sets=SETS)
+    assert reading.config["performance"].get("loss_chunks") == chunks

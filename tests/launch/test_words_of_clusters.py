@@ -10,6 +10,7 @@ from test_files_of_forks import GPT, SETS, asked, written
 from steptime.commands.cli import main
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.launch.shell.slurm import headers_of, slurm_variables
 
 SWIFT = "megatron sft --model Qwen/Qwen2.5-7B-Instruct --tensor_model_parallel_size 2 --max_length 1024"
 
@@ -253,3 +254,18 @@ def test_the_lines_of_a_text_that_is_known(tmp_path: Path) -> None:
     more = "    if [ ${#extra[@]} -gt 0 ]; then exit 1; fi\n"
     script = script.replace("    head=", f"{more}    head=").replace("$'a\\nb'", '"a\nb"')
     assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 16
+
+
+@pytest.mark.parametrize(
+    ("headers", "each"),
+    [
+        ("--nodes=2 --ntasks-per-node=1 --gpus-per-task=4", "4"),
+        ("--nodes=2 --gres=gpu:a100:8", "8"),
+        ("--nodes=2 --gpus=8", "4"),
+        ("--nodes=2 --ntasks-per-node=4", None),
+    ],
+)
+def test_the_devices_of_a_node_that_slurm_gives(headers: str, each: str | None) -> None:
+    """sbatch: SLURM_GPUS_ON_NODE, the devices of the batch step: those of each task times its tasks, or all over the nodes."""
+    text = f"#SBATCH {headers}\n"
+    assert slurm_variables(headers_of(text), text).get("SLURM_GPUS_ON_NODE") == each

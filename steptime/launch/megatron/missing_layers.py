@@ -7,6 +7,7 @@ import re
 from steptime.base.config import ConfigError
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.named_models import preset_of
 from steptime.launch.reading import NO_OPTION, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script
@@ -27,17 +28,39 @@ def _is_foreign(program: str) -> bool:
     return program.endswith(".py") and not re.search("pretrain_|megatron", program)
 
 
-def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
-    """Report what is missing where no flag gives the number of layers: a variable, a sourced file, or a checkpoint."""
+def _blank(words: list[Word]) -> str:
+    return next((unknown.told("write the value") for word in words for unknown in word.unresolved), "")
+
+
+def of_no_framework(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
+    """Report a program of another kind, or one with none of Megatron-LM's flags, whose model may be known by name.
+
+    Raises:
+        ConfigError: it is one.
+    """
     if any(map(is_other_model, keys.beside_flags)):
         raise ConfigError(refusals(keys.source, keys.beside_flags))
-    blank = next((unknown.told("write the value") for word in words for unknown in word.unresolved), "")
     named = {item.name.lstrip("-").replace("-", "_") for item in keys.given}
-    if script is not None and _is_foreign(script.program) and not blank and not _TELLING & named:
+    if script is not None and _is_foreign(script.program) and not _blank(words) and not _TELLING & named:
         runs = f"line {script.line} launches {script.program}, which is of no framework that is read"
         raise ConfigError(
             f"{keys.source}: {runs}; write a plan with its settings, or name its framework with --from KIND"
         )
+
+
+def by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
+    """Whether the model is given by the name of a repository, as in ms-swift and slime; it then counts as the user's setting."""
+    named = (keys.get(key) for key in (*NAMED, *more))
+    preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
+    if preset is not None and told(keys.sets, "model") is None:
+        keys.sets = {"model": preset, **(keys.sets or {})}
+        keys.notes.append(f"model {preset}, from its name")
+    return preset is not None
+
+
+def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
+    """Report what is missing where no flag gives the number of layers: a variable, a sourced file, or a checkpoint."""
+    blank = _blank(words)
     if told(keys.sets, "model") is not None:
         return
     if "$" not in (name := str(next((found for key in NAMED if (found := keys.get(key))), "$"))):

@@ -21,12 +21,11 @@ from steptime.launch.megatron.env_variables import from_outside, put_backend, pu
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
-from steptime.launch.megatron.missing_layers import NAMED, without_layers
+from steptime.launch.megatron.missing_layers import by_name, of_no_framework, without_layers
 from steptime.launch.megatron.missing_values import also_unknown
 from steptime.launch.megatron.own_layers import put_own_layers
 from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
@@ -127,8 +126,10 @@ def _from_words(
         _of_environment(keys, script)
     deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
     of_checkpoint = swift or keys.on("use_checkpoint_args")
-    if not said.arguments.keys() & deep and not _by_name(keys, ("load",) if of_checkpoint else ()):
-        without_layers(keys, script, words)
+    if not said.arguments.keys() & deep:
+        of_no_framework(keys, script, words)
+        if not by_name(keys, ("load",) if of_checkpoint else ()):
+            without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
         flags = [*keys.flags(), *keys.beside_flags]
         asked = () if any(map(is_other_model, flags)) else (*said.problems, *also_unknown(keys, script, said.problems))
@@ -179,16 +180,6 @@ def _unknown_stage(keys: JobKeys, beside: Beside | None) -> str:
         return ""
     what = f"ds_config {named} was not found" if named not in ("", True) else "--deepspeed_config has no value"
     return f"{what}, so the ZeRO stage is unknown; add --set parallelism.zero_level=N, or the file --with FILE"
-
-
-def _by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
-    """Whether the model is given by the name of a repository, as in ms-swift and slime; it then counts as the user's setting."""
-    named = (keys.get(key) for key in (*NAMED, *more))
-    preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
-    if preset is not None and told(keys.sets, "model") is None:
-        keys.sets = {"model": preset, **(keys.sets or {})}
-        keys.notes.append(f"model {preset}, from its name")
-    return preset is not None
 
 
 def _on_machine(reading: Reading, script: Script) -> Reading:

@@ -23,7 +23,7 @@ from steptime.launch.nemo.nemo_recipes import of_command_line
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
-from steptime.launch.shell.processes import flags_of
+from steptime.launch.shell.processes import Word, flags_of
 from steptime.launch.shell.script import Script, read_script, variables_of
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
@@ -94,7 +94,7 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
 def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[dict[str, Any], str]:
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
     script = read_script(text, path, dict(env or {}), beside)
-    flags = flags_of([word.text.lstrip("+") for word in script.arguments])
+    flags = flags_of([word.text.lstrip("+") for word in script.arguments if not _is_blank_file(word)])
     if script.program == "llm":
         return of_command_line(path, flags), ""
     said = dict(flags)
@@ -119,13 +119,18 @@ def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[d
     return tree, ""
 
 
+def _is_blank_file(word: Word) -> bool:
+    """Whether a word gives the file of the tokenizer by a variable without a value; then the config's own tokenizer counts."""
+    return bool(word.unresolved) and ".tokenizer.model=" in f".{word.text.lstrip('+')}"
+
+
 def _blank(path: str, script: Script) -> list[str]:
     """A line for the variables without a value in the overrides that matter."""
     table, missing = load_table("nemo1"), dict[str, None]()
     for word in script.arguments:
         key = re.sub(rf"^(?:{'|'.join(_STAGES)})\.", "", word.text.lstrip("+").partition("=")[0])
         rule = rule_of(spelled(key, table), table)
-        if rule is not None and rule.status != "irrelevant":
+        if rule is not None and rule.status != "irrelevant" and not _is_blank_file(word):
             missing |= dict.fromkeys(unknown.variable for unknown in word.unresolved if unknown.variable.isidentifier())
     if not missing:
         return []

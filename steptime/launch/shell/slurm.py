@@ -10,7 +10,7 @@ from steptime.launch.shell.scope import LINES_OF_NODE, NODES_OF_JOB, Scope, Unkn
 _SBATCH = {
     "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
     "n": "SLURM_NTASKS", "gpus-per-node": "SLURM_GPUS_PER_NODE", "gres": "SLURM_GPUS_PER_NODE",
-    "gpus": "SLURM_GPUS", "G": "SLURM_GPUS",
+    "gpus": "SLURM_GPUS", "G": "SLURM_GPUS", "gpus-per-task": "SLURM_GPUS_PER_TASK",
 }  # fmt: skip
 """Headers of sbatch, and the variables that Slurm sets from them (slurm.schedmd.com/sbatch.html, output environment)."""
 _RUNNING = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PBS_JOBID")
@@ -45,6 +45,8 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
             tasks = int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"])
             found.setdefault("SLURM_NTASKS", str(tasks))
             found["SLURM_TASKS_PER_NODE"] = f"{found['SLURM_NTASKS_PER_NODE']}(x{found['SLURM_NNODES']})"
+    if on_node := _gpus_on_node(found):
+        found["SLURM_GPUS_ON_NODE"] = str(on_node)
     if "SLURM_NTASKS" in found:
         found["SLURM_NPROCS"] = found["SLURM_NTASKS"]
     return found
@@ -92,3 +94,11 @@ def started(words: list[Value]) -> int:
 def launcher_of(words: list[Value], at: int) -> list[Value]:
     """The words before the script at `at`, without the shell that reads it."""
     return words[: at - 1] if words[at - 1].text in {"bash", "sh"} else words[:at]
+
+
+def _gpus_on_node(found: dict[str, str]) -> int:
+    """The devices that a batch script is given on its node: as asked for a node, for each task of one, or in all; else 0."""
+    said = {name: int(text) for name, text in found.items() if text.isdecimal()}
+    by_task = said.get("SLURM_GPUS_PER_TASK", 0) * said.get("SLURM_NTASKS_PER_NODE", 0)
+    in_all = said.get("SLURM_GPUS", 0) // max(said.get("SLURM_NNODES", 1), 1)
+    return said.get("SLURM_GPUS_PER_NODE", 0) or by_task or in_all

@@ -18,6 +18,7 @@ from steptime.launch.keys import KeyTable, load_table, named_defaults
 
 _P = "parallelism."
 LOCAL, GLOBAL, LENGTH = "training.local_batch_size", "training.global_batch_size", "training.seq_len"
+STEPS = "training.gradient_accumulation_steps"
 TOKENS, STEP_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank", "training.num_tokens_per_train_step"
 PASSES, SCHEDULE = f"{_P}num_pp_microbatches", f"{_P}pipeline_parallel_schedule"
 _STAGE_EACH = {"1f1b": 1, "dualpipev": 2}
@@ -68,7 +69,10 @@ def _of_sequences(keys: JobKeys, dp: int, pp: int) -> Batch:
             keys.fail(LOCAL, f"must be a multiple of the micro-batch {micro} (got {local})")
         else:
             _enough(keys, f"{_P}pipeline_parallel_microbatches" if parts else LOCAL, local // micro, pp)
-    gbs = at_once if gbs < 1 else gbs
+    steps = keys.whole(STEPS) or 1
+    if gbs >= 1 and STEPS in keys.values and gbs != at_once * steps and "parallelism.dp" not in keys.left_open:
+        keys.fail(STEPS, f"{steps} x {at_once} sequences are not {GLOBAL} {gbs}; give one of the two")
+    gbs = at_once * steps if gbs < 1 else gbs
     if gbs % at_once and "parallelism.dp" not in keys.left_open:
         parts_of = f"local_batch_size * data-parallel ranks = {local} * {dp}"
         keys.fail(GLOBAL, f"must be a multiple of {parts_of} (got {gbs})")

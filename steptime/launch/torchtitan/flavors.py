@@ -17,6 +17,7 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.nested_flavors import nested_sizes
+from steptime.launch.torchtitan.own_arguments import own_qwen3, own_vocabulary, own_width, without_comments
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -74,6 +75,8 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     listed = dict(table[family][base]) if base in flavors else None
     if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
         return own
+    if family == "qwen3" and (own := own_qwen3(keys, flavor, listed)):
+        return own
     renamed = {item.name for item in keys.given if item.name != item.key} - _LATER
     if family == "llama3" and flavor == "debugmodel" and renamed:
         # 8 layers in torchtitan/models/llama/__init__.py of November 2024, 6 in May 2025; no vocab_size in either
@@ -120,7 +123,9 @@ def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
     return {"preset": preset}
 
 
-_ARGUMENTS = r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim_multiplier|multiple_of|rope_\w+|vocab_size|max_seq_len)="
+_ARGUMENTS = (
+    r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim|ffn_dim_multiplier|multiple_of|rope_\w+|vocab_size|max_seq_len)="
+)
 """Arguments of a flavor of Llama's that are sizes, or have no cost."""
 
 
@@ -136,10 +141,10 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
 
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
-    usual = {} if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
+    usual = own_vocabulary(keys) if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     beside = keys.beside or Beside()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
-        code = beside.text(f"{folder}/__init__.py") or ""
+        code = without_comments(beside.text(f"{folder}/__init__.py") or "")
         of_tests = flavor == "debugmodel" and _UNSET.search(beside.text(f"{folder}/model.py") or "")
         known = _of_test_tokenizer(keys, beside) if of_tests else usual
         if nested := nested_sizes(code, flavor):
@@ -151,9 +156,12 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
         found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
         if found is None or re.search(r"\w+=", re.sub(_ARGUMENTS, "", found[1])):
             continue
-        default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model/args.py") or "")
+        arguments = beside.text(f"{folder}/model/args.py") or ""
+        default = re.search(r"vocab_size: int = (\d+)", arguments)
         said = dict(re.findall(r"(\w+)=([\d.]+(?: */ *\d+)?)", found[1]))
         said = ({"vocab_size": default[1]} if default else known) | said
+        if "ffn_dim:" in arguments:
+            said |= own_width(keys, said, arguments, beside.text(f"{folder}/model/model.py") or "")
         if own := _own(keys, flavor, listed, said, folder):
             return own
     return None

@@ -33,6 +33,7 @@ _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[([^]]*)\], \[([\d, ]+)\]")
 _SPEC = ("name", "flavor", "attn_backend", "non_blocking_capacity_factor", "num_mtp_layers")
+LOSS = "loss.class"
 _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint", "optimizer", "metrics", "checkpoint"}
 
 
@@ -61,6 +62,7 @@ def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, be
     table = table._replace(framework=defaults.pop("framework", table.framework))
     if is_in_tokens(said):
         table = by_tokens(table)
+        defaults.pop(LOSS, None)
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     keys.beside = beside
     if devices is not None and told(sets, "parallelism.dp") is None:
