@@ -84,8 +84,8 @@ def test_collectives_and_peaks(of):
 def test_collectives_by_hand():
     """The last of 2 stages, 4 layers, 4 micro-batches: without resharding each layer is gathered once and reduced once, however
     many micro-batches there are. Resharded, every forward frees what it used and backward gathers it, and what backward has
-    gathered stays for the next forward: once for the first forward, and once for each of 4 backwards. A second step, whose buffers
-    are there, is as the first one.
+    gathered stays for the next forward: once for the first forward, and once for each of 4 backwards. A second step, whose
+    buffers are there, is as the first one.
     """
     block = padded(Transformer(MODEL, Kernels(), SEQLEN).blocks[0], DP)
     for reshard, gathers in ((False, 4), (True, 4 * 5)):
