@@ -32,6 +32,26 @@ JUDGED = dict.fromkeys(
     "tests of the shipped measured runs",
 )
 """Files whose tests share one process, since all of them need every measured run judged (`judge_shipped`)."""
+MEGATRON = dict.fromkeys(
+    (
+        *(f"tests/truth/{path.name}" for path in sorted((ROOT / "tests" / "truth").glob("test_mcore_*.py"))),
+        "tests/truth/test_schedule_truth.py",
+        "tests/launch/test_megatron_table.py",
+        "tests/checkpoint/test_writers.py",
+    ),
+    "tests that ask Megatron-Core",
+)
+"""Those that fork a process which has imported Megatron-Core (`mcore_ask.megatron`): once for all of them."""
+RANKS = dict.fromkeys(
+    (
+        *(f"tests/bench/test_{name}.py" for name in ("command", "layouts", "rank_log", "collectives", "reduce")),
+        *(f"tests/bench/test_{name}.py" for name in ("steps", "trace_command", "world")),
+        *(f"tests/checkpoint/test_{name}.py" for name in ("counting", "fuzz")),
+    ),
+    "tests on ranks",
+)
+"""Those that fork a process which has imported torch and the benchmark (`bench.launch.fork`)."""
+TOGETHER = JUDGED | MEGATRON | RANKS
 LONG = (
     *JUDGED,
     "tests/test_notebook.py",
@@ -70,11 +90,11 @@ def pytest_xdist_auto_num_workers(config):
 
 
 class ByFile(LoadScopeScheduling):
-    """The tests of one file run in one process, with fixtures made once; those of `JUDGED` as if they were one file."""
+    """The tests of one file run in one process, with fixtures made once; those of `TOGETHER` as if they were one file."""
 
     def _split_scope(self, nodeid):
         file = nodeid.partition("::")[0]
-        return JUDGED.get(file, file)
+        return TOGETHER.get(file, file)
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import exp, inf, log
 from statistics import median
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from steptime.bench import timings
 from steptime.bench.timings import ITEMSIZE
@@ -157,6 +157,11 @@ def gemm_pass(
 
     `overhead`: in place of the model's K_OVERHEAD.
     """
+    return _gemm_passes(row, device, overhead)(flops)
+
+
+def _gemm_passes(row: timings.GemmTiming, device: KnownRates, overhead: float) -> Callable[[float], compute.Pass]:
+    """The same at any rate; what does not depend on it is looked up once."""
     quantized = recipe("fp8_delayed", any_layout=False) if row.dtype == "fp8" else None
     size = float(ITEMSIZE[row.dtype])
     op = ops.Gemm(
@@ -165,10 +170,17 @@ def gemm_pass(
     rate = 1.0
     if quantized is not None:
         rate = quantized.forward_rate if row.direction == "forward" else quantized.backward_rate
-    rates = device.rates(flops) if quantized else device.rates(flops)._replace(gemm_flops=flops)
-    bytes_ = (row.m * row.k + row.k * row.n) * size + row.m * row.n * max(size, RESULT_ITEMSIZE)
     rate *= compute.WGRAD_RATE if row.direction == "wgrad" else 1.0
-    return compute.gemm_pass(op, rates._replace(gemm_overhead_k=overhead), op.m, op.n, op.k, bytes_, rate)
+    bytes_ = (row.m * row.k + row.k * row.n) * size + row.m * row.n * max(size, RESULT_ITEMSIZE)
+    known = device.rates(0.0)._replace(gemm_overhead_k=overhead)
+
+    def passed(flops: float) -> compute.Pass:
+        plain = (device.compute_flops or 0.5 * flops) if quantized else flops
+        return compute.gemm_pass(
+            op, known._replace(gemm_flops=plain, recipe_flops=flops), op.m, op.n, op.k, bytes_, rate
+        )
+
+    return passed
 
 
 def gemm(
@@ -186,34 +198,29 @@ def gemm(
     """
     mine = [row for row in measured if row.dtype == dtype]
     mine = [row for row in mine if row.name != "sweep"] or mine
+    measured_s = [float(getattr(row.timing, statistic)) for row in mine]
     tried: list[GemmFit] = []
     for overhead in overheads:
-
-        def model(row: timings.GemmTiming, flops: float, overhead: float = overhead) -> float:
-            return float(gemm_pass(row, flops, device, overhead).time_s)
-
-        found = asymptote(mine, model, statistic)
+        found = asymptote([_gemm_passes(row, device, overhead) for row in mine], measured_s)
         if found is not None:
             tried.append(GemmFit(*found, overhead))
     return min(tried, key=lambda fit: fit.error, default=None)
 
 
-TimingT = TypeVar("TimingT", "timings.GemmTiming", "timings.AttentionTiming")
-
-
-def asymptote(
-    measured: Sequence[TimingT], model: Callable[[TimingT, float], float], statistic: Statistic
-) -> Fit | None:
-    """The rate with which `model` fits the rows best; None where it fits none.
+def asymptote(models: Sequence[Callable[[float], compute.Pass]], measured_s: Sequence[float]) -> Fit | None:
+    """The rate at which the models, by the rate, fit what was measured of each best; None where it fits none.
 
     A sum of absolute errors of steadily falling functions is least where one of them vanishes, so those are the candidates.
     """
-    seconds = {id(row): float(getattr(row.timing, statistic)) for row in measured}
-    solved = [solve(partial(model, row), seconds[id(row)]) for row in measured]
-    candidates = [rate for rate in solved if rate is not None]
+
+    def seconds(model: Callable[[float], compute.Pass], rate: float) -> float:
+        return float(model(rate).time_s)
+
+    rows = [*zip(models, measured_s, strict=True)]
+    candidates = [rate for model, target in rows if (rate := solve(partial(seconds, model), target)) is not None]
     if not candidates:
         return None
-    return nearest(candidates, lambda rate: [log(model(row, rate) / seconds[id(row)]) for row in measured])
+    return nearest(candidates, lambda rate: [log(seconds(model, rate) / target) for model, target in rows])
 
 
 # --- attention ---
@@ -221,15 +228,22 @@ def asymptote(
 
 def attention_pass(row: timings.AttentionTiming, flops: float, ramp_tokens: float, device: KnownRates) -> compute.Pass:
     """Model time of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
+    return _attention_passes(row, ramp_tokens, device)(flops)
+
+
+def _attention_passes(
+    row: timings.AttentionTiming, ramp_tokens: float, device: KnownRates
+) -> Callable[[float], compute.Pass]:
+    """The same at any rate."""
     op = ops.Attention(
         "attention", batch=row.batch, q_len=row.seqlen, kv_len=row.seqlen,
         n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim,
         itemsize=float(ITEMSIZE[row.dtype]),
     )  # fmt: skip
-    rates = device.rates(flops)._replace(attention_ramp_tokens=ramp_tokens)
+    rates = device.rates(0.0)._replace(attention_ramp_tokens=ramp_tokens)
     back = row.direction == "backward"
-    rate = flops * compute.head_share(op, rates.attention_head_64[back])
-    return compute.attention_pass(op, rates, row.flops, rate, 2.0 if back else 1.0)
+    share = compute.head_share(op, rates.attention_head_64[back])
+    return lambda flops: compute.attention_pass(op, rates, row.flops, flops * share, 2.0 if back else 1.0)
 
 
 def attention(
@@ -249,15 +263,13 @@ def attention(
     mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, "default", True)]
     if ramps is None:
         ramps = RAMPS if len({row.seqlen for row in mine}) > 1 else (USUAL_RAMP,)
+    split = [[row for row in mine if row.direction == direction] for direction in ("forward", "backward")]
+    directions = [(rows, [float(getattr(row.timing, statistic)) for row in rows]) for rows in split]
     tried: list[AttentionFit] = []
     for tokens in ramps:
-
-        def model(row: timings.AttentionTiming, flops: float, tokens: float = tokens) -> float:
-            return float(attention_pass(row, flops, tokens, device).time_s)
-
         both = [
-            asymptote([row for row in mine if row.direction == direction], model, statistic)
-            for direction in ("forward", "backward")
+            asymptote([_attention_passes(row, tokens, device) for row in rows], measured_s)
+            for rows, measured_s in directions
         ]
         if both[0] is not None and both[1] is not None:
             ahead, back = (fit._replace(value=fit.value / peak_flops) for fit in both if fit is not None)

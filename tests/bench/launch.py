@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import forked
 
 ROOT = Path(__file__).parents[2]
+TORCHRUN = Path(__file__).with_name("run_torchrun.py")
 WARM = ("steptime.commands.bench_command", "steptime.bench.conclude", "steptime.bench.rank_run")
 """What most scripts import, torch among it."""
 
 
-def torchrun(script: Path, ranks: int = 2, *args: str, env: dict[str, str] | None = None):
+def torchrun(script: Path, ranks: int = 2, *args: str):
     """The script under `ranks` processes; what they printed and the exit code."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*command, str(script), *args], capture_output=True, text=True, env=forked.clean(env), timeout=120, check=False
-    )
+    return fork(TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", script, *args)
 
 
 def fork(script: Path, *args: object, ranks=({},)):

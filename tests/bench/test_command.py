@@ -27,7 +27,7 @@ SMALL = (*SETS, "--seconds", "0.5", "--steps", "2")
 
 def bench(*args, ranks=1):
     """The command in a process of its own, or one for each of several ranks, told what torchrun tells them."""
-    return fork_ranks(SMALL_STREAMS, ranks, *args) if ranks > 1 else fork(MAIN, *args)
+    return fork_ranks(SMALL_STREAMS, ranks, *args) if ranks > 1 else fork(SMALL_STREAMS, *args)
 
 
 @pytest.fixture(scope="module")
@@ -260,14 +260,12 @@ def test_bad_input_is_one_line(args, problem, capsys, monkeypatch, tmp_path):
     assert "Traceback" not in said
 
 
-def test_the_document_is_alone_on_standard_output(capfd, tmp_path):
-    from steptime.commands import cli
-
-    args = [str(CONFIG), *SMALL, "--only", "block", "--json", "--out", str(tmp_path / "results")]
-    assert cli.main(["bench", *args]) == 0
-    out, err = capfd.readouterr()
-    assert json.loads(out)["predicted_on"] == "cpu-2core"
-    assert "phase init" in err
+def test_the_document_is_alone_on_standard_output(tmp_path):
+    """Of the command as a user starts it."""
+    done = fork(MAIN, CONFIG, *SMALL, "--only", "block", "--json", "--out", tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["predicted_on"] == "cpu-2core"
+    assert "phase init" in done.stderr
 
 
 def test_without_torch_it_says_what_to_install(capsys, monkeypatch):

@@ -34,12 +34,12 @@ PAIRS = {
         WIDE, FSDP, SHARDED | {"fsdp": {"shard_dim": 1, "reshard_after_forward": False}}
     ),
     "fsdp2, tied, full recompute": config(TIED, FSDP | FULL, SHARDED),
-    "tp": config(ONE, parallelism={"tp": 2}, gbs=2),
     "tp, sp, tied, qk_norm, full recompute": config(ONE | TIED | {"qk_norm": True}, FULL, {"tp": 2, "sp": True}, gbs=2),
     "pp, gpipe, uneven": config({"n_layers": 3}, None, {"pp": 2, "schedule": "gpipe", "layers_per_stage": [2, 1]}),
     "pp, interleaved": config({"n_layers": 4}, None, {"pp": 2, "vpp": 2}),
 }
-"""Default buckets of DDP and the schedule 1f1b of two ranks are in test_steps.py and test_command.py."""
+"""Default buckets of DDP and the schedule 1f1b of two ranks are in test_steps.py and test_command.py, tensor parallelism without
+sharded sequences in `FOURS`."""
 FOURS = {
     "fsdp2+tp": config(ONE, FSDP, {"dp": 2, "tp": 2}),
     "ddp+pp": config(parallelism={"dp": 2, "pp": 2}),

@@ -129,7 +129,7 @@ SAID = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(sorted(key for key, rule in TABLE.rules.items() if rule.status != "irrelevant")),

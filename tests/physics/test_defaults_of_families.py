@@ -128,6 +128,16 @@ def test_experts_and_layers_of_kimi_that_a_file_does_not_say(tmp_path):
     assert linear.freq == [1, 1, 1, 0]
 
 
+LINEAR_SIZES = {
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 1_000,
+    "num_local_experts": 16,
+    "hidden_size": 640,
+    "head_dim": 10,
+}
+
+
 @pytest.mark.parametrize(
     ("model_type", "said", "freq"),
     [
@@ -143,14 +153,7 @@ def test_layers_of_linear_attention(tmp_path, model_type, said, freq):
     """configuration_minimax.py, lines 224-226: layer i has full attention where (i + 1) % 2 is not 0: the first of every two.
     attn_type_list of the Hub's files: 0 is linear. configuration_qwen3_next.py, lines 246-250: the last of every four.
     """
-    sizes = {
-        "num_attention_heads": 64,
-        "vocab_size": 1_000,
-        "num_local_experts": 16,
-        "hidden_size": 640,
-        "head_dim": 10,
-    }
-    found = read(tmp_path, model_type, **EXPERTS | sizes | {"num_key_value_heads": 8} | said).linear_attention
+    found = read(tmp_path, model_type, **EXPERTS | LINEAR_SIZES | said).linear_attention
     assert found is not None
     assert found.freq == freq
     if model_type.startswith("minimax"):  # a head's width unsaid: 640 / 64
@@ -263,14 +266,7 @@ def test_a_further_depth_of_a_hybrid_is_attention_and_experts(tmp_path):
 
 def test_no_layer_of_full_attention(tmp_path):
     """A list of linear layers alone stays a list."""
-    sizes = {
-        "num_attention_heads": 64,
-        "vocab_size": 1_000,
-        "num_local_experts": 16,
-        "hidden_size": 640,
-        "head_dim": 10,
-    }
-    found = read(tmp_path, "minimax", **EXPERTS, **sizes, num_key_value_heads=8, layer_types=["linear_attention"] * 6)
+    found = read(tmp_path, "minimax", **EXPERTS, **LINEAR_SIZES, layer_types=["linear_attention"] * 6)
     assert found.linear_attention is not None
     assert found.linear_attention.freq == [1] * 6
 

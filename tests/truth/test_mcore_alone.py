@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
-from forked import ROOT, clean
 
 FOLDER = Path(__file__).parent
 CHECKS = {
@@ -19,11 +17,12 @@ CHECKS = {
 
 
 @pytest.fixture(scope="module")
-def said():
+def said(tmp_path_factory):
     """What pytest says of all of them, one line per test."""
+    script = tmp_path_factory.mktemp("alone") / "run_pytest.py"
+    script.write_text("import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", encoding="utf-8")
     files = [str(FOLDER / f"{name}.py") for name in CHECKS]
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-n0", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, cwd=ROOT, env=clean(), capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run(forked.server("mcore_imports"), script, "-q", "-rA", "-n0", "-p", "no:cacheprovider", *files)
     assert done.stdout, done.stderr
     return done
 

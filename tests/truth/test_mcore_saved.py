@@ -28,7 +28,7 @@ SMALL = {"layers": 2, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b
 """Two kv heads: grouped-query attention on one rank, one group per rank on two."""
 THREE = {"layers": 2, "h": 96, "nq": 12, "nkv": 6, "d": 24, "i": 240, "s": 48, "b": 1, "vocab": 384}
 """Heads wider than hidden/heads, for three ranks with two groups each."""
-FOUR = {"layers": 3, "h": 128, "nq": 8, "nkv": 4, "d": 16, "i": 320, "s": 64, "b": 2, "vocab": 512}
+FOUR = {"layers": 2, "h": 128, "nq": 8, "nkv": 4, "d": 16, "i": 320, "s": 64, "b": 2, "vocab": 512}
 GPT = {"glu": False, "bias": True, "norm": "LayerNorm", "learned_positions": True}
 
 

@@ -55,7 +55,8 @@ def step(model: Model, kernels: Kernels, seqlen: int, layout: Layout, monkeypatc
         module = sharded(model, kernels, layout.fsdp, seqlen, mesh)
         monkeypatch.setattr(torch.Tensor, "to", copied)
         optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
-        run(module, 1, seqlen)
+        for param in module.parameters():
+            param.grad = torch.zeros_like(param)
         optimizer.step()
         optimizer.zero_grad()
         moved.update(up=0, down=0)

@@ -95,12 +95,13 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    ("recompute", "kind", "layout"), covering(("none", "full"), ("qwen3 moe", "deepseek", "deepseek 16b"), LAYOUTS)
+    ("recompute", "kind", "layout", "micro_batches"),
+    covering(("none", "full"), ("qwen3 moe", "deepseek", "deepseek 16b"), LAYOUTS, (1, 2)),
 )
-def test_collectives_and_peak(kind, layout, recompute):
+def test_collectives_and_peak(kind, layout, recompute, micro_batches):
     """FSDP's collectives of both groups, and the exchanges of tokens and of their counts: kind, ranks, bytes, how often.
 
-    Bytes of all storages at the worst moment of forward and backward, Adam's states apart. One micro-batch, then two.
+    Bytes of all storages at the worst moment of forward and backward, Adam's states apart. One micro-batch or two.
 
     Where scores are multiplied, backward sums their gradient beside the rows' own; of a replayed layer what it has read is gone
     by then, which the op lists do not see: N fp32 numbers.
@@ -109,19 +110,16 @@ def test_collectives_and_peak(kind, layout, recompute):
     dp, ep, fsdp, *more = LAYOUTS[layout]
     with expert_world(dp, ep, *more) as meshes:
         module = sharded(model, kernels, fsdp, SEQLEN, meshes)
-        run(module, BATCH, SEQLEN)  # FSDP comes into being
         buffers = list(module.buffers())
         tables_ = sum(t.untyped_storage().nbytes() for t in buffers)
-        for micro_batches in (1, 2):
-            module.zero_grad()
-            with LiveCalls([*module.parameters(), *buffers]) as live:
-                run(module, BATCH, SEQLEN, micro_batches)
-            found = estimate(expert_job(model, kernels, ep, fsdp, dp, micro_batches, *more))
-            stated: Counter[tuple[str, int, float]] = Counter()
-            for row in found.collectives:
-                stated[row.kind, row.ranks, row.bytes] += row.count_per_step
-            assert Counter({(c.kind, c.ranks, c.bytes): n for c, n in live.calls.items()}) == stated, micro_batches
-            ours = found.memory.stages[0]
-            summed = 4 * BATCH * SEQLEN * model.moe.experts_per_token if recompute == "full" else 0
-            excess = ours.allocated_bytes - ours.optimizer_bytes - (live.peak.total - tables_)
-            assert excess in {0, summed}, (micro_batches, live.peak.op, ours.peak_op)
+        with LiveCalls([*module.parameters(), *buffers]) as live:
+            run(module, BATCH, SEQLEN, micro_batches)
+    found = estimate(expert_job(model, kernels, ep, fsdp, dp, micro_batches, *more))
+    stated: Counter[tuple[str, int, float]] = Counter()
+    for row in found.collectives:
+        stated[row.kind, row.ranks, row.bytes] += row.count_per_step
+    assert Counter({(c.kind, c.ranks, c.bytes): n for c, n in live.calls.items()}) == stated
+    ours = found.memory.stages[0]
+    summed = 4 * BATCH * SEQLEN * model.moe.experts_per_token if recompute == "full" else 0
+    excess = ours.allocated_bytes - ours.optimizer_bytes - (live.peak.total - tables_)
+    assert excess in {0, summed}, (live.peak.op, ours.peak_op)

@@ -38,9 +38,10 @@ MORE = {
 KERNELS = {"none": Kernels(), "full": Kernels(recompute="full")}
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_collectives(option, micro_batches):
+    """Of three micro-batches the first, one between, and the last."""
     layout = Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
     assert issued(SHAPES["padded"], Kernels(), layout) == stated(SHAPES["padded"], Kernels(), layout)
 

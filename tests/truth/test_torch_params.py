@@ -49,7 +49,7 @@ def models(draw: st.DrawFn) -> Model:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(models())
 def test_random_models(model):
     assert n_params(model) == count(module(model))

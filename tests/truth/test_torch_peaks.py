@@ -185,6 +185,24 @@ def test_adam_over_dtensors_takes_what_it_takes_over_their_shards(shape, layout)
     assert over == shards
 
 
+SECOND = {
+    "two micro-batches": Layout(8, micro_batches=2, fsdp=Fsdp()),
+    "2 of 8, 2 groups ahead": Layout(8, fsdp=Fsdp(reshard_blocks=2, prefetch=2)),
+    "no_sync": Layout(8, micro_batches=2, fsdp=Fsdp(no_sync=True, reshard_blocks=False, reshard_after_backward=False)),
+    "2 replicas, bf16": Layout(16, replicas=2, fsdp=Fsdp(params="bf16", reduce="bf16")),
+    "tensor parallel": Layout(4, tp=2, fsdp=Fsdp()),
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("layout", SECOND.values(), ids=SECOND)
+def test_a_second_step_holds_what_the_first_does(layout, recompute):
+    """FSDP2 comes into being in a first step, which is the one that the other tests watch."""
+    kernels = Kernels(recompute=recompute)
+    first, second = (held(Model(**SHAPES["gqa"]), kernels, 8, layout, after=after) for after in (False, True))
+    assert first == second
+
+
 AHEAD = {
     "default": Fsdp(),
     "no reshard": Fsdp(reshard_blocks=False),

@@ -94,13 +94,25 @@ class Held(NamedTuple):
 
 
 def held(
-    model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int = 1, *, dtensors: bool = False
+    model: Model,
+    kernels: Kernels,
+    seqlen: int,
+    layout: Layout,
+    batch: int = 1,
+    *,
+    dtensors: bool = False,
+    after: bool = False,
 ) -> Held:
-    """A whole step of the second kind, when Adam's states are there: forward, backward, optimizer."""
+    """A whole step of the second kind, when Adam's states are there: forward, backward, optimizer.
+
+    FSDP2's is its first one, which holds as much as one `after` another does (test_torch_peaks.py compares the two).
+    """
     if layout.fsdp is None:
         return step(built(model, kernels, seqlen), batch, seqlen, layout)
     with world(layout.dp // layout.replicas, layout.tp, layout.replicas) as mesh:
-        return step(sharded(model, kernels, layout.fsdp, seqlen, mesh), batch, seqlen, layout, dtensors=dtensors)
+        return step(
+            sharded(model, kernels, layout.fsdp, seqlen, mesh), batch, seqlen, layout, dtensors=dtensors, after=after
+        )
 
 
 class Adam:
@@ -135,14 +147,16 @@ def own(param: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(local(param).detach(), param.requires_grad) if isinstance(param, DTensor) else param
 
 
-def step(module: nn.Module, batch: int, seqlen: int, layout: Layout, *, dtensors: bool = False) -> Held:
+def step(
+    module: nn.Module, batch: int, seqlen: int, layout: Layout, *, dtensors: bool = False, after: bool = False
+) -> Held:
     """Make the states, then watch a step. Buffers (rotary tables, mask) are not counted.
 
-    FSDP2 sets itself up in a first forward and backward; else gradients of zeros are enough to make states.
+    Gradients of zeros are enough to make states; the first FSDP, and any step `after` another, has run forward and backward.
     """
     optimizer = Adam(module.parameters(), dtensors=dtensors)
     tp = layout.tp > 1
-    if layout.fsdp is None:
+    if layout.fsdp is None or (layout.fsdp.version == 2 and not after):
         for param in (p for p in module.parameters() if p.requires_grad):
             param.grad = torch.zeros_like(param)
     else:

@@ -171,14 +171,12 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 def rank_of(
     model: Model, kernels: Kernels, of: Pipeline, rank: int, *, dp: int, seqlen: int, batch: int
 ) -> Iterator[Rank]:
-    """A rank after its first step, when its buffers are there."""
+    """A rank before its first step."""
     dist.init_process_group("fake", rank=rank * dp, world_size=of.pp * dp, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (of.pp, dp), mesh_dim_names=("pp", "dp"))
         tokens = torch.zeros(batch * of.micro_batches, seqlen, dtype=torch.long)
         made = Rank(model, kernels, of, rank, mesh, tokens)
-        made.step()
-        made.forget()
         yield made
     finally:
         dist.destroy_process_group()

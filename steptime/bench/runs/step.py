@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -201,14 +200,17 @@ def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
 
 
 def watched(trainer: Trainer) -> LiveBytes:
-    """A probe that knows all storages that persist between steps, including DDP's buckets, which a first step allocates."""
+    """A probe that knows all storages that persist between steps of a trainer that has made one.
+
+    DDP's buckets are known from a further forward and backward, in which it uses them.
+    """
     laid = trainer.laid
     states = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]
     tables = [t for part in laid.parts for t in part.tables]
     live = LiveBytes([*laid.params, *states, *tables, *trainer.batch])
-    reducers = any(isinstance(run, DistributedDataParallel) for run in laid.runs)
-    with live if reducers else nullcontext(), laid.parallel_loss():  # FSDP2 would show copies made by gloo
-        trainer.forward_backward()
+    if any(isinstance(run, DistributedDataParallel) for run in laid.runs):  # FSDP2 would show copies made by gloo
+        with live, laid.parallel_loss():
+            trainer.forward_backward()
     trainer.optimizer.zero_grad(set_to_none=True)
     live.forget()
     return live
