@@ -101,6 +101,28 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 
 
+def pytest_configure(config):
+    """A process of several tells of a test that passes its call and what took long, and no more: a third of the messages."""
+    if not hasattr(config, "workerinput"):
+        return
+    worker = next(
+        plugin for plugin in config.pluginmanager.get_plugins() if type(plugin).__name__ == "WorkerInteractor"
+    )
+    send = worker.sendevent
+
+    def sendevent(name, **said):
+        if name != "logstart" and not (name == "testreport" and uneventful(said["data"])):
+            send(name, **said)
+
+    worker.sendevent = sendevent
+
+
+def uneventful(report):
+    """Whether a report is of a setup or teardown that passed at once and printed nothing, which nobody reads."""
+    passed = report["when"] != "call" and report["outcome"] == "passed"
+    return passed and report["duration"] < 0.05 and not report["sections"]
+
+
 def pytest_collection_modifyitems(items):
     """The longest files first."""
     order = {name: number for number, name in enumerate(LONG)}

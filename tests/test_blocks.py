@@ -53,6 +53,20 @@ def test_blocks_that_small_tensors_share():
     assert blocks.allocate(MIB) is None
 
 
+def test_a_block_that_joined_its_neighbor_has_one_length():
+    """4 and 16 MiB fill 20; freed in the order 16, 4 they are one block of 20, whose first 16 the next tensor of 16 takes.
+
+    The 4 left are the next tensor's; nothing is asked of the driver again.
+    """
+    blocks = LargeBlocks()
+    small, large = blocks.allocate(4.0 * MIB), blocks.allocate(16.0 * MIB)
+    assert (small.address, large.address) == (0.0, 4.0 * MIB)
+    blocks.release(large)
+    blocks.release(small)
+    assert (blocks.allocate(16.0 * MIB).address, blocks.allocate(4.0 * MIB).address) == (0.0, 16.0 * MIB)
+    assert blocks.rest == 0.0
+
+
 def test_ends_between_steps_as_a_gpu_counted_them():
     """Tensor parallel 1, pp 2, nothing sharded: the last stage holds six layers and the head. By hand, in MiB:
 

@@ -61,7 +61,7 @@ def test_fixes_are_three_at_most_cheapest_first_and_work_as_they_are_printed():
         assert fixed.job.data.gbs == answer.job.data.gbs
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     st.sampled_from(["llama3-8b", "gpt2-xl", "qwen2.5-14b", "llama2-13b"]),
     st.sampled_from([1, 2, 4]),

@@ -278,13 +278,13 @@ def tags(note, **named):
     return [tag for tag, _ in sound(page(estimate(job.replace(notes=[note])))).tags]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(NASTY, NASTY)
 def test_no_text_of_a_plan_becomes_markup(name, note):
     assert tags(note, name=name) == tags("a note")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn.plans())
 def test_any_plan_has_a_sound_page(plan):
     text = page(estimate(drawn.job(plan)))

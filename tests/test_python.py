@@ -45,7 +45,7 @@ def test_a_frame_of_the_parts(monkeypatch, answer):
 def test_a_frame_without_pandas_says_what_to_install(monkeypatch, answer):
     """Of an estimate and of a search; `None` in sys.modules makes an import fail as one that is not installed."""
     monkeypatch.setitem(sys.modules, "pandas", None)
-    found = steptime.search(DEVICES_PLAN)
+    found = steptime.search(DEVICES_PLAN, axes={"tp": [1], "pp": [1], "cp": [1]})
     for made in (answer, found):
         with pytest.raises(ImportError, match=r"^to_frame: needs pandas; pip install pandas$"):
             made.to_frame()

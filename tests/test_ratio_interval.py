@@ -74,7 +74,9 @@ def test_errors_on_different_machines_are_independent():
 
 def test_a_search_calls_no_clearly_slower_layout_tied():
     """Whole-layer recomputation replays every forward: a third more matrix multiplies, more than the error of comparing."""
-    found = run(Job.load(PLAN), Asked((64,), (128,), Axes({"tp": (1,), "cp": (1,), "microbatch_sz": (1,)})))
+    found = run(
+        Job.load(PLAN), Asked((64,), (128,), Axes({"tp": (1,), "pp": (1, 2), "cp": (1,), "microbatch_sz": (1,)}))
+    )
     count, _ = found.tied
     value, _ = found.ranking
     assert count == (value <= found.best.value * exp(layouts_within())).sum() - 1

@@ -49,13 +49,18 @@ def test_the_layout_without_a_plan_is_the_fastest_that_fits(capsys):
     ("model", "machine", "devices"),
     [
         ("deepseek-v3", "h100", 256),
-        ("mixtral-8x7b", "gb200", 64),
         ("llama3-70b", "h100", 500),
     ],
 )
 def test_a_report_without_a_plan_is_near_the_best_of_a_search(capsys, model, machine, devices):
-    """The same batch, and at least 95 % of the tokens per second; 61 layers of DeepSeek-V3 lie unevenly in both."""
+    """The same batch, and at least 95 % of the tokens per second; 61 layers of DeepSeek-V3 lie unevenly in both.
+
+    500 = 4 * 125 H100: tp 4 alone does not fit 70 B, tp 4 with pp 5 does; 80 layers are 16 a stage.
+    """
     found = load_json(capsys, model, machine, devices)
+    if devices == 500:
+        assert found["memory"]["verdict"] == "fits"
+        assert found["config"]["parallelism"]["pp"] % 5 == 0
     named = ("--model", model, "--machine", machine, "--devices", str(devices))
     best = first_of(run(capsys, "search", *named, *ONE)[1])
     assert int(best["gbs"]) == found["config"]["data"]["gbs"]
@@ -104,13 +109,6 @@ def test_sequences_without_a_plan_are_those_that_tp_divides(capsys):
     assert load_json(capsys, "opt-6.7b", "h100", 8)["config"]["data"]["seqlen"] == 2048
 
 
-def test_a_number_of_devices_with_few_powers_of_two_has_a_layout(capsys):
-    """500 = 4 * 125 H100: tp 4 alone does not fit 70 B, tp 4 with pp 5 does; 80 layers are 16 a stage."""
-    found = load_json(capsys, "llama3-70b", "h100", 500)
-    assert found["memory"]["verdict"] == "fits"
-    assert found["config"]["parallelism"]["pp"] % 5 == 0
-
-
 def test_the_batch_without_a_plan_grows_with_the_cluster():
     """Llama 3 405B (arXiv 2407.21783, table 4): 16M tokens on 16,384 devices; 4M at first, here up to 4,096 of them."""
     for devices, tokens in ((512, 4), (4096, 4), (16384, 16)):
@@ -136,7 +134,12 @@ def test_only_defaults_are_told(capsys):
     )
 
 
-def quick(capsys, *sets, named=("--model", "llama3-8b")):
+FEW_LAYERS = "model.n_layers=8"
+"""Of a model whose depth says nothing: fewer stages are tried."""
+SHALLOW = ("--model", "llama3-8b", "--set", FEW_LAYERS)
+
+
+def quick(capsys, *sets, named=SHALLOW):
     """The JSON of a report without a plan under some settings, and its note of defaults."""
     code, out, err = run(capsys, *named, *(word for setting in sets for word in ("--set", setting)), "--json")
     assert (code, err) == (0, "")
@@ -171,18 +174,18 @@ def test_stated_layers_of_recomputation_are_kept(capsys):
 
 
 def test_a_stated_split_of_the_layers_is_kept(capsys):
-    """7 + 9 + 9 + 7 = 32 layers of 4 stages, whether pp is stated or not."""
-    named = ("--model", "llama3-8b", "--devices", "16")
+    """1 + 3 + 3 + 1 = 8 layers of 4 stages, whether pp is stated or not."""
+    named = (*SHALLOW, "--devices", "16")
     for more in (("parallelism.pp=4",), ()):
-        layout = quick(capsys, *more, "parallelism.layers_per_stage=[7,9,9,7]", named=named)[0]["config"]["parallelism"]
-        assert (layout["pp"], layout["vpp"], layout["layers_per_stage"]) == (4, 1, [7, 9, 9, 7])
+        layout = quick(capsys, *more, "parallelism.layers_per_stage=[1,3,3,1]", named=named)[0]["config"]["parallelism"]
+        assert (layout["pp"], layout["vpp"], layout["layers_per_stage"]) == (4, 1, [1, 3, 3, 1])
 
 
 @pytest.mark.parametrize("command", [(), ("search",)])
 @pytest.mark.parametrize("setting", ["hardware.nodes=2", "devices=16"])
 def test_a_number_of_devices_that_a_setting_contradicts_is_refused(capsys, command, setting):
     """Two nodes of 8 are 16 devices."""
-    words = (*command, "--model", "llama3-8b", "--machine", "h100", "--set", setting)
+    words = (*command, *SHALLOW, "--machine", "h100", "--set", setting)
     line = f"--devices: 8, but --set {setting} makes 16 devices; remove one\n"
     assert run(capsys, *words, "--devices", "8") == (2, "", line)
     if not command:
@@ -202,7 +205,7 @@ def test_a_model_or_machine_that_a_setting_contradicts_is_refused(capsys, comman
 @pytest.mark.parametrize("command", [("--json",), ("search", *ONE)])
 @pytest.mark.parametrize("key", ["hardware", "hardware.node_type"])
 def test_two_names_of_one_machine_do_not_contradict(capsys, command, key):
-    named = (*command, "--model", "llama3-8b", "--machine", "h100", "--devices", "8", "--set", f"{key}=dgx-h100")
+    named = (*command, *SHALLOW, "--machine", "h100", "--devices", "8", "--set", f"{key}=dgx-h100")
     assert run(capsys, *named)[0] == 0
 
 
@@ -227,13 +230,13 @@ def test_another_machine_keeps_the_other_keys_of_hardware(capsys, tmp_path):
 
 def test_a_stated_list_of_recomputed_layers_is_kept(capsys):
     """One number per stage makes as many stages; with a single key, the missing one is told with its values."""
-    named = ("--model", "llama3-8b", "--devices", "16")
-    said = "performance.recompute={granularity: full, method: block, n_layers: [8, 2]}"
+    named = (*SHALLOW, "--devices", "16")
+    said = "performance.recompute={granularity: full, method: block, n_layers: [4, 2]}"
     for more in (("parallelism.pp=2",), ()):
         config = quick(capsys, *more, said, named=named)[0]["config"]
         assert (config["parallelism"]["pp"], config["parallelism"]["vpp"]) == (2, 1)
-        assert config["performance"]["recompute"]["n_layers"] == [8, 2]
-    _, _, err = run(capsys, *named, "--set", "performance.recompute.n_layers=[8, 2]")
+        assert config["performance"]["recompute"]["n_layers"] == [4, 2]
+    _, _, err = run(capsys, *named, "--set", "performance.recompute.n_layers=[4, 2]")
     fix = "full (whole layers: method, n_layers) or selective (modules, memory_budget)"
     assert err == f"performance.recompute.granularity: required key is missing; {fix}\n"
     code, _, err = run(capsys, "search", *named, "--machine", "h100", "--set", said)
@@ -262,7 +265,7 @@ def test_a_stated_group_of_micro_batches_is_kept(capsys):
 
 def test_resharding_to_a_stated_number_of_ranks_is_kept(capsys):
     """4 of 8 shards, two copies of which are 16 devices: a single device has no shards that 4 would divide."""
-    named = ("--model", "llama3-8b", "--devices", "16")
+    named = (*SHALLOW, "--devices", "16")
     layout = quick(capsys, "parallelism.fsdp.reshard_after_forward=4", "parallelism.replicas=2", named=named)[0][
         "config"
     ]
@@ -272,7 +275,7 @@ def test_resharding_to_a_stated_number_of_ranks_is_kept(capsys):
 
 def test_a_stated_second_partition_is_kept(capsys):
     """hpZ's 8 of 16 shards, although the plan is first read on a single device."""
-    named = ("--model", "llama3-8b", "--devices", "16")
+    named = (*SHALLOW, "--devices", "16")
     settings = ("performance.software=deepspeed", "parallelism.zero_plus_plus.hpz_partition_size=8")
     said = quick(capsys, *settings, named=named)[0]["config"]["parallelism"]
     assert said["zero_plus_plus"]["hpz_partition_size"] == 8

@@ -66,7 +66,7 @@ def test_a_smaller_micro_batch_is_offered_before_dearer_layouts():
 @pytest.mark.parametrize(
     "sets",
     [
-        ["model=llama3-70b", "parallelism.vpp=1", "parallelism.zero_level=0", "parallelism.sp=false"],
+        ["parallelism.dp=8", "data.gbs=512", "parallelism.vpp=1", "parallelism.zero_level=0", "parallelism.sp=false"],
         ["model=nemotron-h-8b", "parallelism.pp=1", "parallelism.vpp=1", "parallelism.tp=1", "parallelism.dp=64"],
     ],
 )

@@ -20,7 +20,26 @@ from steptime.software.profiles import profile_names
 from steptime.timing.part_times import chunk_times, part_times, pricing
 
 
-class Remembering(Screen):
+@dataclass
+class Some(Screen):
+    """A screen that tries some of the recomputations, by its turn: every other one, of the numbers of whole layers every fourth.
+
+    A few layouts are compared of all that a screen computes, each recomputation of which costs as much as the others.
+    """
+
+    turn: int | None = 0
+    """None: it tries all of them."""
+
+    def choices(self, layers, schedule):
+        found = super().choices(layers, schedule)
+        if self.turn is None:
+            return found
+        blocks = [one for one in found if one.form(1).method == "block"]
+        others = [one for one in found if one not in blocks]
+        return (*others[self.turn % 2 :: 2], *blocks[self.turn % 4 :: 4])
+
+
+class Remembering(Some):
     """A screen that keeps the parts of its layouts."""
 
     def parts(self, keys, found, job):
@@ -52,9 +71,13 @@ def few(name):
 
 @pytest.fixture(scope="module", params=[*PLANS, *FLEETING])
 def screened(request):
-    """A plan, the screen of its layouts on 16 devices, and its blocks: made once, since they cost most."""
+    """A plan, the screen of its layouts on 16 devices, and its blocks: made once, since they cost most.
+
+    With every recomputation where the plan says something of stages, whose steps are compared beside their bubbles.
+    """
     job = (PLANS | FLEETING)[request.param]
-    screen = Remembering(job, Axes(few(request.param)), Counts())
+    turn = [*PLANS, *FLEETING].index(request.param) if job.parallelism.pp == 1 else None
+    screen = Remembering(job, Axes(few(request.param)), Counts(), turn=turn)
     return job, screen, [block for _, block in screen.blocks(16, job.data.gbs)]
 
 
@@ -80,7 +103,8 @@ def test_pipelines_of_three_stages_beside_estimates(name):
     job = (PLANS | FLEETING)[name]
     sizes = (2, 4) if name == OFFLOADED or len(name) % 2 else (1, 8)
     axes = Axes({"tp": (1, 4), "cp": (1,), "pp": (1, 3, 6, 12), "microbatch_sz": sizes})
-    check(job, [block for _, block in Screen(job, axes, Counts()).blocks(24, job.data.gbs)])
+    screen = Some(job, axes, Counts(), turn=STAGED.index(name))
+    check(job, [block for _, block in screen.blocks(24, job.data.gbs)])
 
 
 @pytest.mark.parametrize(
@@ -131,22 +155,6 @@ def test_seconds_of_chunks_in_columns_are_those_of_estimates(screened):
                 assert (found.forward_s.item(), found.backward_s.item()) == (alone.forward_s, alone.backward_s)
 
 
-@dataclass
-class Some(Screen):
-    """A screen that tries some of the recomputations, by its turn: every other one, of the numbers of whole layers every fourth.
-
-    A few layouts are compared of all that a screen computes, and those of FSDP cost as much for each recomputation.
-    """
-
-    turn: int = 0
-
-    def choices(self, layers, schedule):
-        found = super().choices(layers, schedule)
-        blocks = [one for one in found if one.form(1).method == "block"]
-        others = [one for one in found if one not in blocks]
-        return (*others[self.turn % 2 :: 2], *blocks[self.turn % 4 :: 4])
-
-
 FSDP = {"tp": 1, "pp": 1, "dp": 4, "fsdp": {"reshard_after_forward": True}}
 
 
@@ -190,10 +198,12 @@ SHARDED = {
 def test_fsdp_in_columns_beside_estimates(name):
     """Memory bit for bit, and the step but for the order of a sum; pipelines are the next test's.
 
-    On 16 and on 32 devices in turn: two plans together meet every recomputation but numbers of whole layers, which four meet.
+    On 16 and on 32 devices, with one degree of tp and of cp or none, in turn: two plans together meet every recomputation but
+    numbers of whole layers, which four meet.
     """
     job, turn = SHARDED[name], list(SHARDED).index(name)
-    devices, screen = (16, 32)[turn % 2], Some(job, Axes({"pp": (1,)}), Counts(), turn=turn)
+    few = Axes({"pp": (1,), "tp": (1, (2, 4, 8)[turn % 3]), "cp": (1, (2, 4)[turn // 2 % 2])})
+    devices, screen = (16, 32)[turn % 2], Some(job, few, Counts(), turn=turn)
     blocks = [block for _, block in screen.blocks(devices, job.data.gbs) if block.legal.any()]
     assert any(len(block.rows.tp) > 4 for block in blocks)
     for block, choice, row in sampled(blocks, 12):
@@ -250,7 +260,7 @@ def test_fsdp_in_a_pipeline_in_columns_beside_estimates(name):
     job, turn = SHARDED_PIPELINES[name], list(SHARDED_PIPELINES).index(name)
     devices, pp = ((16, (2, 4)), (24, (3, 6)))[turn % 2]
     few = Axes({"pp": pp, "microbatch_sz": (1, 4, 16, 64), "vpp": (1, 2, 3, 4)})
-    blocks = [block for _, block in Screen(job, few, Counts()).blocks(devices, 64) if block.legal.any()]
+    blocks = [block for _, block in Some(job, few, Counts(), turn=turn).blocks(devices, 64) if block.legal.any()]
     assert any(len(block.rows.tp) > 4 for block in blocks)
     for block, choice, row in sampled(blocks, 10):
         found = estimate(job.replace(**block.changes(choice, row)))

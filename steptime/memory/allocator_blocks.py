@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -46,12 +47,14 @@ class LargeBlocks:
         """Start with no memory."""
         self.rest = 0.0
         """Bytes counted beyond those requested."""
-        self._free: list[tuple[float, float]] = []
-        """Length and address of every free block, the shortest first."""
         self._lengths: dict[float, float] = {}
-        """Their lengths by address."""
+        """Length of every free block by its address."""
         self._starts: dict[float, float] = {}
         """Their addresses by end."""
+        self._known: list[float] = []
+        """Lengths of blocks that are or were free, the shortest first: few, where blocks may be a hundred thousand."""
+        self._heaps: dict[float, list[float]] = {}
+        """Addresses of each such length as a heap; those of blocks that are free no more are passed over."""
         self._end = 0.0
 
     def allocate(self, size: float) -> TensorBlock | None:
@@ -59,12 +62,10 @@ class LargeBlocks:
         if size <= SMALL:
             return None
         length = wanted = -(-size // UNIT) * UNIT
-        at = bisect_left(self._free, (wanted,))
-        if at < len(self._free):
-            length, address = self._free[at]
-            self._take(address)
-        else:
+        if (address := self._shortest(wanted)) is None:
             length, address = self._new(wanted)
+        else:
+            length = self._take(address)
         if length - wanted > SMALL:
             self._add(address + wanted, length - wanted)
             length = wanted
@@ -88,16 +89,32 @@ class LargeBlocks:
         address, self._end = self._end, self._end + length + ROUND
         return length, address
 
+    def _shortest(self, wanted: float) -> float | None:
+        """Address of the first of the shortest free blocks that are long enough."""
+        at = bisect_left(self._known, wanted)
+        while at < len(self._known):
+            length = self._known[at]
+            heap = self._heaps[length]
+            while heap and self._lengths.get(heap[0]) != length:
+                heappop(heap)
+            if heap:
+                return heap[0]
+            del self._known[at], self._heaps[length]
+        return None
+
     def _add(self, address: float, length: float) -> None:
         """Add a free block."""
         self._lengths[address] = length
         self._starts[address + length] = address
-        insort(self._free, (length, address))
+        if length not in self._heaps:
+            insort(self._known, length)
+            self._heaps[length] = []
+        heappush(self._heaps[length], address)
 
     def _take(self, address: float) -> float:
         """Length of a free block that is used, or becomes part of another."""
         length = self._lengths.pop(address)
-        del self._starts[address + length], self._free[bisect_left(self._free, (length, address))]
+        del self._starts[address + length]
         return length
 
 
