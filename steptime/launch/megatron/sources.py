@@ -125,10 +125,9 @@ def _from_words(
     if script is not None:
         _of_environment(keys, script)
     deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
-    of_checkpoint = swift or keys.on("use_checkpoint_args")
     if not said.arguments.keys() & deep:
         of_no_framework(keys, script, words)
-        if not by_name(keys, ("load",) if of_checkpoint else ()):
+        if not by_name(keys, ("load",) if swift or keys.on("use_checkpoint_args") else ()):
             without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
         flags = [*keys.flags(), *keys.beside_flags]
