@@ -203,14 +203,15 @@ def all_tables(summary: Summary) -> list[Table]:
 
 def intervals(summary: Summary) -> list[Table]:
     """How many measured values lie inside their 80 % intervals: step time, then memory."""
-    header = ["", "split", "rows", "cells", "series", "inside", "error", "below", "above", "median width", "of rows"]
+    header = ["", "split", "rows", "cells", "series", "inside", "error", "above", "width", "by rows"]
     notes = (
         "rows of the fit split are judged without their own cell",
         "other sources: each row is judged by runs of other sources only; likewise accelerators and so on",
-        "one vote per cell (model, accelerator, layout, batch, precision), as in the fit; of rows: one vote per row",
+        "one vote per cell (model, accelerator, layout, batch, precision), as in the fit; by rows: one vote per row",
         "series: rows of one source, accelerator and model; their errors are correlated",
         "error: standard error of inside, one draw per series",
-        "width: (p90 - p10) / estimate",
+        "above: slower, or more bytes, than the p90; the rest of those outside are below the p10",
+        "width: median of (p90 - p10) / estimate",
     )
     shown = []
     for of, found in summary["intervals"].items():
@@ -231,5 +232,5 @@ def _near_80(found: Mapping[str, Any]) -> list[str]:
 
 def _coverage(figures: Mapping[str, Any]) -> list[str]:
     counts = [f"{figures[name]:,}" for name in ("rows", "cells", "series")]
-    shares = [f"{100.0 * figures[name]:.1f} %" for name in ("covered", "error", "below", "above", "width", "of_rows")]
+    shares = [f"{100.0 * figures[name]:.1f} %" for name in ("covered", "error", "above", "width", "of_rows")]
     return [figures["what"], figures["split"] or "none", *counts, *shares]

@@ -94,7 +94,7 @@ def test_rate_of_the_product_for_a_weights_gradient():
 
 
 def shard(precision: str, *, any_layout: bool = True) -> Any:
-    said = SimpleNamespace(moe=SimpleNamespace(grouped_precision=precision), any_layout=any_layout)
+    said = SimpleNamespace(name="torchtitan", moe=SimpleNamespace(grouped_precision=precision), any_layout=any_layout)
     return SimpleNamespace(software=said)
 
 
