@@ -46,14 +46,14 @@ _COMMENT = re.compile(
 )
 
 
-_ANOTHER = re.compile(r"\bon (\d+)x? (?:\w+ ){0,2}GPUs?\b", re.IGNORECASE)
-"""Of a comment that may name the devices of another run than the first: "changed, as we run it on 2 GPUs"."""
+_ANOTHER = re.compile(r"(\bwe (?:\w+ ){1,3})?\bon (\d+)x? (?:\w+ ){0,2}GPUs?\b", re.IGNORECASE)
+"""Of a comment that may name the devices of another run than the first: "changed, as we run it on 2 GPUs", "fails on 8 GPUs"."""
 
 
 def of_comment(text: str) -> int | None:
-    """The devices that a comment of a config names, also on two lines; of two numbers the one that the config is changed to.
+    """The devices that a comment of a config names, also on two lines; of two numbers the one on which "we run it".
 
-    A preset for 64 A100 GPUs (torchtitan); trained on 96x 40GB A100 GPUs (GPT-NeoX). None where comments name more numbers.
+    A preset for 64 A100 GPUs (torchtitan); trained on 96x 40GB A100 GPUs (GPT-NeoX). None where comments name other numbers.
 
     >>> of_comment("# tune run --nproc_per_node 2 full_finetune_distributed")
     2
@@ -64,8 +64,8 @@ def of_comment(text: str) -> int | None:
     whole, many, each, nodes, per_node, single = found.groups()
     said = 1 if single else int(whole) if whole else int(many or nodes or 1) * int(each or per_node)
     comments = "\n".join(re.findall(r"#[^\n]*", text))
-    others = {int(count) for count in _ANOTHER.findall(comments)} - {said}
-    return said if not others else others.pop() if len(others) == 1 else None
+    others = {int(count): bool(ours) for ours, count in _ANOTHER.findall(comments) if int(count) != said}
+    return said if not others else next(iter(others)) if [*others.values()] == [True] else None
 
 
 SET_DEVICES = "add --set parallelism.dp=N"

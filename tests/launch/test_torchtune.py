@@ -116,6 +116,8 @@ def test_what_no_plan_says_is_one_line(tmp_path):
         ("# as it was trained on 96x 40GB A100\n# GPUs. Depending on", 96),
         ("# trained on 96 A100 GPUs\n# pp 1 and not 4, as we run it on 2 GPUs", 2),
         ("# trained on 96 A100 GPUs\n# on 2 GPUs, or on 4 GPUs", None),
+        ("# preset for 64 A100 GPUs\n# validated on 256 H100 GPUs too", None),
+        ("# tune run --nproc_per_node 2 full_finetune_distributed\n# or on 4 GPUs", None),
         ("# tune run full_finetune_distributed", None),
     ],
 )
