@@ -234,6 +234,37 @@ def test_the_length_of_a_list_that_another_command_prints(tmp_path: Path) -> Non
     assert "$(cat hosts.txt) in line 2 is a command" in asked(tmp_path, "run.sh", script)[0]
 
 
+PART = "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\n    "
+
+
+@pytest.mark.parametrize(
+    "fills",
+    [
+        "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 2))",
+        "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST | grep -v $(hostname)))",
+        "nodes=($(srun -w $(scontrol show hostnames $SLURM_JOB_NODELIST | head -1) hostname -I))",
+        PART + 'nodes=("${nodes[@]:1}")',
+        PART + "nodes+=($MORE)",
+    ],
+)
+def test_a_part_of_the_list_of_nodes_has_another_length(tmp_path: Path, fills: str) -> None:
+    """How many of the nodes it has is not known, whatever the user says of the job's."""
+    script = (LISTED % ("", GPT)).replace("nodes=( $() )", fills).replace("srun ", "")
+    assert "commands are not run; add --set parallelism.dp=N" in asked(tmp_path, "run.sh", script)[0]
+
+
+def test_the_length_of_a_text_that_is_not_known(tmp_path: Path) -> None:
+    script = f"N=$(hostname)\ntorchrun --nnodes ${{#N}} --nproc_per_node 8 pretrain_gpt.py {GPT}\n"
+    assert "$(hostname) in line 1 is a command" in asked(tmp_path, "run.sh", script)[0]
+
+
+def test_one_of_the_nodes_is_one(tmp_path: Path) -> None:
+    """8 devices of one node, though the job has 2."""
+    header = "#SBATCH --nodes=2\n    "
+    script = (LISTED % ("", GPT)).replace("nodes=( $() )", f"{header}{PART}nodes=(${{nodes[0]}})").replace("srun ", "")
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 8
+
+
 @pytest.mark.parametrize(
     ("fills", "told"),
     [

@@ -69,15 +69,19 @@ def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
     separators = [expand.text(word.text[4:], node.line) for word in node.words if word.text.startswith("IFS=")]
     separator = separators[0] if separators else None
     names = [word for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
+    in_array = any(re.fullmatch(r"-\w*a", word) for word in words)
     by_lines = node.words[0].text in {"mapfile", "readarray"}
     if ("-d" in words and not by_lines) or not names:
         scope.put(words[-1], text, node.line)
     elif not scope.known(text):
+        cause = scope.cause(text, "")
         for name in names:
-            scope.put(name, scope.mark(f"${name}", scope.cause(text, "")), node.line)
+            scope.put(name, scope.mark(f"${name}", cause.part), node.line)
+        if by_lines or in_array:
+            scope.put_array(names[-1], [Value(text if cause.nodes else scope.mark(f"${names[-1]}", cause), node.line)])
     elif by_lines:
         scope.put_array(names[-1], [Value(part, node.line) for part in text.splitlines()])
-    elif any(re.fullmatch(r"-\w*a", word) for word in words):
+    elif in_array:
         scope.put_array(names[0], [Value(part, node.line) for part in text.split(separator)])
     else:
         parts = text.split(separator, len(names) - 1)

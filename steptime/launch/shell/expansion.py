@@ -9,7 +9,7 @@ from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
 from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Unknown, Value
-from steptime.launch.shell.slurm import LISTS_NODES, nodes_listed
+from steptime.launch.shell.slurm import length_of, lists_nodes, nodes_listed
 
 _INDICES = re.compile(r"!([A-Za-z_]\w*)\[[@*]\]")
 """${!array[@]}; with named elements ([a]=1) they are not numbers."""
@@ -155,9 +155,12 @@ class Expander:
         if quoted and (index == "[*]" or name == "*"):
             values = [Value(" ".join(value.text for value in values), values[0].line if values else line)]
         if count:
-            whole = index in {"[@]", "[*]"}
-            length = self._length(name, values, line) if whole else str(len(values[0].text if values else ""))
-            return [Value(length, line)]
+            if index in {"[@]", "[*]"}:
+                return [Value(length_of(self.scope, name, values, line), line)]
+            text = values[0].text if values else ""
+            missing = [one for one in self.scope.reasons_of(text) if not one.unset]
+            length = "0" if self.scope.unset_variable(text) else str(len(text))
+            return [Value(self.scope.mark(f"${{{inner}}}", missing[0].cause.part) if missing else length, line)]
         if default := _DEFAULT.fullmatch(rest):
             return self._default(name, values, default[1], default[2], line, quoted=quoted)
         if not rest:
@@ -173,7 +176,9 @@ class Expander:
         number = self.scope.arithmetic(self.text(index[1:-1], line), index)
         elements = self.scope.values.get(name, [])
         if re.fullmatch(r"-?\d+", number) and -len(elements) <= int(number) < len(elements):
-            return [elements[int(number)]]
+            element = elements[int(number)]
+            listed = next((one.cause for one in self.scope.reasons_of(element.text) if one.cause.nodes), None)
+            return [Value(self.scope.mark(f"${{{name}{index}}}", listed.part), line) if listed else element]
         if reasons := self.scope.reasons_of(number):
             return [Value(self.scope.mark(f"${{{name}{index}}}", reasons[0].cause), line)]
         return [Value(self.scope.unset(f"{{{name}{index}}}"), line)]
@@ -204,7 +209,7 @@ class Expander:
     def _changed(self, text: str, rest: str, shown: str, line: int) -> str:
         """${X%pattern} and similar."""
         if reasons := self.scope.reasons_of(text):
-            return self.scope.mark(shown, reasons[0].cause)
+            return self.scope.mark(shown, reasons[0].cause.part)
         if rest in {"^^", ",,"}:
             return text.upper() if rest == "^^" else text.lower()
         if found := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
@@ -258,7 +263,8 @@ class Expander:
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
         if (count := self._count(inner, shown, line)) is not None:
             return count
-        return self.scope.mark(shown, Unknown(f"{shown} in line {line} {NOT_RUN}"))
+        nodes = inner if lists_nodes(inner) else ""
+        return self.scope.mark(shown, Unknown(f"{shown} in line {line} {NOT_RUN}", nodes=nodes))
 
     def _count(self, inner: str, shown: str, line: int) -> str | None:
         """What a command that counts devices or nodes prints; None where it counts neither."""
@@ -270,17 +276,7 @@ class Expander:
                 why = f"number of devices unknown, which {shown} in line {line} counts"
                 return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB))
         lines = re.search(r"\bwc +-l\b", inner)
-        return nodes_listed(self.scope, inner, shown, line) if lines and LISTS_NODES.search(inner) else None
-
-    def _length(self, name: str, values: list[Value], line: int) -> str:
-        """How many elements an array has, of which those of a command that was not run are as many as it prints."""
-        reasons = (reason for value in values for reason in self.scope.reasons_of(value.text))
-        whole = [reason for reason in reasons if reason.shown == f"${name}" or NOT_RUN in reason.cause.why]
-        said = " ".join(text for reason in whole for text in (reason.shown, reason.cause.why))
-        if LISTS_NODES.search(said) and (nodes := re.search(r"\$\([^()]*\)", said)):
-            return nodes_listed(self.scope, nodes[0], nodes[0], line)
-        unknown = self.scope.mark(whole[0].shown, whole[0].cause) if whole else ""
-        return "0" if whole and whole[0].unset else unknown or str(len(values))
+        return nodes_listed(self.scope, inner, shown, line) if lines and lists_nodes(inner) else None
 
 
 def quoted(body: str) -> str:

@@ -34,6 +34,13 @@ class Unknown(NamedTuple):
     """The variable that is not set, where that is the cause."""
     choices: tuple[str, ...] = ()
     """The texts that it may be, where an undecided test gives it one of several and some of them are flags."""
+    nodes: str = ""
+    """The command that prints it, where that lists the nodes of the job."""
+
+    @property
+    def part(self) -> Unknown:
+        """The reason for a part of it."""
+        return self._replace(nodes="")
 
     def within(self, place: str) -> Unknown:
         """The same as the reason for something else."""

@@ -52,8 +52,19 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
     return found
 
 
-LISTS_NODES = re.compile(r"\b(?:PBS_NODEFILE|SLURM_(?:JOB_)?NODELIST)\b|\bscontrol +show +hostname")
-"""Of a command that prints the nodes of the job."""
+_NODES = re.compile(r"\b(?:PBS_NODEFILE|SLURM_(?:JOB_)?NODELIST)\b|\bscontrol +show +hostname")
+_EACH_NODE = re.compile(r"(?:scontrol show hostname|cat|echo|sort|uniq|tr|paste|wc|sed [\"']s|awk [\"']\{ ?print)")
+"""Beginning of a command that prints every line, where `head`, `tail` or `grep` leave out some."""
+
+
+def lists_nodes(command: str) -> bool:
+    """Whether a command prints all nodes of the job.
+
+    >>> lists_nodes("scontrol show hostnames $SLURM_JOB_NODELIST"), lists_nodes("sort -u $PBS_NODEFILE | head -n 2")
+    (True, False)
+    """
+    parts = [" ".join(part.split()) for part in command.split("|")]
+    return bool(_NODES.search(parts[0])) and all(map(_EACH_NODE.match, parts))
 
 
 def nodes_listed(scope: Scope, command: str, shown: str, line: int) -> str:
@@ -64,6 +75,18 @@ def nodes_listed(scope: Scope, command: str, shown: str, line: int) -> str:
         return str(int(counted.text) * int(lines.text)) if lines else counted.text
     why = f"number of nodes unknown, which {shown} in line {line} counts"
     return scope.mark(shown, Unknown(why, NODES_OF_JOB))
+
+
+def length_of(scope: Scope, name: str, values: list[Value], line: int) -> str:
+    """How many elements an array has: as many as the job's nodes where it is what a command prints that lists them."""
+    reasons = (reason for value in values for reason in scope.reasons_of(value.text))
+    several = next((one for one in reasons if re.match(rf"\$(?:\(|\{{\w+\[[@*]|{name}$)", one.shown)), None)
+    if several is None or several.unset:
+        return "0" if several else str(len(values))
+    listed = several.cause.nodes and [value.text for value in values] == [scope.mark(several.shown, several.cause)]
+    if listed and name in scope.arrays:
+        return nodes_listed(scope, several.cause.nodes, several.shown, line)
+    return scope.mark(f"${{#{name}[@]}}", several.cause)
 
 
 def submitted(scope: Scope, beside: Beside, own: str, words: list[Value]) -> str:
