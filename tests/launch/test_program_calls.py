@@ -254,6 +254,7 @@ def test_a_file_of_a_programs_arguments(tmp_path: Path, mode: str, rank: int | N
     assert base is None or (lora is not None and lora.base_dtype == base)
 
 
-def test_adapters_of_another_kind_by_train_mode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["dora", "freeze", "ptuning"])
+def test_partial_training_of_another_kind_by_train_mode(tmp_path: Path, mode: str) -> None:
     with pytest.raises(ConfigError, match="partial training by a method other than LoRA"):
-        lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --train_mode dora")
+        lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --train_mode {mode}")

@@ -294,6 +294,10 @@ def test_the_lines_of_a_text_that_is_known(tmp_path: Path) -> None:
         ("--nodes=2 --gres=gpu:a100:8", "8"),
         ("--nodes=2 --gpus=8", "4"),
         ("--nodes=2 --ntasks-per-node=4", None),
+        ("--nodes=2 --gres=gpu:4,nvme:1", "4"),
+        ("--nodes=1-4 --gpus=8", None),
+        ("--nodes=3 --gpus=8", None),
+        ("--gpus=8", "8"),
     ],
 )
 def test_the_devices_of_a_node_that_slurm_gives(headers: str, each: str | None) -> None:

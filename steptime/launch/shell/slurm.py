@@ -36,8 +36,8 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
         # PBS Professional's user guide: its node file has a line for each process of mpiprocs, which is 1 by default
         found |= {NODES_OF_JOB: pbs[1], LINES_OF_NODE: pbs[2] or "1"}
     for option, value in headers:
-        number = re.search(r"(?:^|:)(\d+)$", value)
-        if option in _SBATCH and number and (option != "gres" or "gpu" in value):
+        number = re.search(r"\bgpu(?::[^:,]+)?:(\d+)\b" if option == "gres" else r"(?:^|:)(\d+)$", value)
+        if option in _SBATCH and number:
             found[_SBATCH[option]] = number[1]
     if "SLURM_NNODES" in found:
         found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"]
@@ -45,7 +45,7 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
             tasks = int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"])
             found.setdefault("SLURM_NTASKS", str(tasks))
             found["SLURM_TASKS_PER_NODE"] = f"{found['SLURM_NTASKS_PER_NODE']}(x{found['SLURM_NNODES']})"
-    if on_node := _gpus_on_node(found):
+    if on_node := _gpus_on_node(found, nodes_said=any(option in {"nodes", "N"} for option, _ in headers)):
         found["SLURM_GPUS_ON_NODE"] = str(on_node)
     if "SLURM_NTASKS" in found:
         found["SLURM_NPROCS"] = found["SLURM_NTASKS"]
@@ -119,9 +119,10 @@ def launcher_of(words: list[Value], at: int) -> list[Value]:
     return words[: at - 1] if words[at - 1].text in {"bash", "sh"} else words[:at]
 
 
-def _gpus_on_node(found: dict[str, str]) -> int:
+def _gpus_on_node(found: dict[str, str], *, nodes_said: bool) -> int:
     """The devices that a batch script is given on its node: as asked for a node, for each task of one, or in all; else 0."""
     said = {name: int(text) for name, text in found.items() if text.isdecimal()}
     by_task = said.get("SLURM_GPUS_PER_TASK", 0) * said.get("SLURM_NTASKS_PER_NODE", 0)
-    in_all = said.get("SLURM_GPUS", 0) // max(said.get("SLURM_NNODES", 1), 1)
-    return said.get("SLURM_GPUS_PER_NODE", 0) or by_task or in_all
+    each, rest = divmod(said.get("SLURM_GPUS", 0), max(said.get("SLURM_NNODES", 1), 1))
+    uneven = rest or (nodes_said and "SLURM_NNODES" not in said)  # nodes=1-4 is any number of them
+    return said.get("SLURM_GPUS_PER_NODE", 0) or by_task or (0 if uneven else each)
