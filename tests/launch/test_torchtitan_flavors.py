@@ -160,11 +160,16 @@ class FeedForward(nn.Module):
     def __init__(self, dim: int, hidden_dim: int):
         super().__init__()
         {change}
-        self.w1 = nn.Linear(dim, hidden_dim, bias=False)
+        self.w1 = nn.Linear(dim, {wide}, bias=False)
+class TransformerBlock(nn.Module):
+    def __init__(self, layer_id: int, model_args: TransformerModelArgs):
+        self.feed_forward = FeedForward(dim=model_args.dim, hidden_dim={given})
 """
 
 
-def of_own_width(folder: Path, flavor: str, change: str) -> Path:
+def of_own_width(
+    folder: Path, flavor: str, change: str = "", wide: str = "hidden_dim", given: str = "model_args.ffn_dim"
+) -> Path:
     at = folder / "torchtitan" / "models" / "llama3"
     (at / "model").mkdir(parents=True)
     (at / "__init__.py").write_text(
@@ -173,7 +178,7 @@ def of_own_width(folder: Path, flavor: str, change: str) -> Path:
         '    "8B": TransformerModelArgs(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim=9216),\n}\n'
     )
     (at / "model" / "args.py").write_text("class Args:\n    vocab_size: int = 128256\n    ffn_dim: int = 8192\n")
-    (at / "model" / "model.py").write_text(OWN_WIDTH.format(change=change))
+    (at / "model" / "model.py").write_text(OWN_WIDTH.format(change=change, wide=wide, given=given))
     config = at / "train_configs" / "job.toml"
     config.parent.mkdir()
     config.write_text(JOB.format(flavor=flavor))
@@ -183,12 +188,20 @@ def of_own_width(folder: Path, flavor: str, change: str) -> Path:
 @pytest.mark.parametrize(("flavor", "width"), [("1B", 8192), ("8B", 9216)])
 def test_a_fork_whose_arguments_give_the_feed_forward_width(tmp_path: Path, flavor: str, width: int) -> None:
     """The default of the arguments, or the flavor's own; torchtitan's rule gives 5,632 and 14,336."""
-    path = of_own_width(tmp_path, flavor, "")
+    path = of_own_width(tmp_path, flavor)
     assert to_job(read("torchtitan", str(path), HARDWARE), HARDWARE).model.inter_sz == width
 
 
-def test_a_fork_that_computes_from_its_own_width_is_asked_for(tmp_path: Path) -> None:
-    path = of_own_width(tmp_path, "1B", "hidden_dim = int(2 * hidden_dim / 3)")
+@pytest.mark.parametrize(
+    "computed",
+    [
+        {"change": "hidden_dim = int(2 * hidden_dim / 3)"},
+        {"wide": "int(2 * hidden_dim / 3)"},
+        {"given": "4 * model_args.dim"},
+    ],
+)
+def test_a_fork_that_computes_from_its_own_width_is_asked_for(tmp_path: Path, computed: dict[str, str]) -> None:
+    path = of_own_width(tmp_path, "1B", **computed)
     with pytest.raises(ConfigError, match=r"have ffn_dim, whose use is not read; add --set model=NAME"):
         read("torchtitan", str(path), HARDWARE)
 
@@ -201,6 +214,7 @@ def test_a_fork_that_computes_from_its_own_width_is_asked_for(tmp_path: Path) ->
         ("models/Llama3.2-3B-Instruct/tokenizer.model", 128256),
         ("own/tokenizer.model", None),
         ("torchtitan/tokenizers/Llama-chem-1B", None),
+        ("assets/Llama-3-german/tokenizer.json", None),
     ],
 )
 def test_the_vocabulary_of_llama_3_by_its_tokenizer(tmp_path: Path, tokenizer: str, vocabulary: int | None) -> None:

@@ -15,7 +15,8 @@ from steptime.launch.torchtitan.nested_flavors import nested_sizes
 from steptime.model.model import Model
 
 _LLAMA3 = re.compile(
-    r"(?:^|/)original/tokenizer\.model$|(?:^|/)(?:meta-)?llama-?3(?:\.[0-3])?-[^/]*(?:/(?:original/)?tokenizer\.\w+)?/?$",
+    r"(?:^|/)original/tokenizer\.model$"
+    r"|(?:^|/)(?:meta-)?llama-?3(?:\.[0-3])?-\d+b(?:-instruct)?(?:/(?:original/)?tokenizer\.\w+)?/?$",
     re.IGNORECASE,
 )
 """Where torchtitan 0.1 leaves the tokenizer of Llama 3 (scripts/download_tokenizer.py), and folders of its repositories."""
@@ -55,11 +56,18 @@ def own_width(keys: JobKeys, said: dict[str, str], arguments: str, code: str) ->
     return {"hidden_dim": width}
 
 
+_HANDED_ON = re.compile(r"\bhidden_dim=[\w.]+\.ffn_dim\s*[,)]")
+
+
 def _computes(code: str) -> bool:
-    """Whether the FeedForward of that program changes the width that it is given, or is not there."""
+    """Whether the FeedForward of that program is given another width, changes it, or is not there."""
     classes = [node for node in syntax_of(code).body if isinstance(node, ast.ClassDef) and node.name == "FeedForward"]
-    names = [node for each in classes for node in ast.walk(each) if isinstance(node, ast.Name)]
-    return not classes or any(node.id == "hidden_dim" and isinstance(node.ctx, ast.Store) for node in names)
+    inside = [node for each in classes for node in ast.walk(each)]
+    changed = [node for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    changed += [
+        node for sums in inside if isinstance(sums, ast.BinOp) for node in ast.walk(sums) if isinstance(node, ast.Name)
+    ]
+    return not classes or not _HANDED_ON.search(code) or any(node.id == "hidden_dim" for node in changed)
 
 
 _QWEN3 = {
