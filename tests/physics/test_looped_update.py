@@ -49,6 +49,12 @@ def test_kernels_of_one_tensor():
     [
         ("torch", {"dp": 8}, 8 * 39 * 50e-6),  # a launch of eager torch takes 50 us, here of 3 million parameters
         ("fsdp2", {"dp": 8}, 8 * 39 * 65e-6 * 2.5),  # 65 us, and 2.5 times as long on DTensors
+        # a rank owns an eighth of the tensors
+        ("torch", {"dp": 8, "zero_level": 1}, 8 * 39 / 8 * 50e-6),
+        # FSDP1: an eighth of each flat parameter: a piece, and one more for each end of a tensor in it: 4 layers of 9 tensors,
+        # 1 + 8 / 8 each, the embedding, 1, norm and head, 1 + 1 / 8; no DTensors
+        ("fsdp2", {"dp": 8, "fsdp": {"version": 1}}, 8 * (4 * 2 + 1 + 1.125) * 65e-6),
+        ("fsdp2", {"dp": 8, "fsdp": {"version": 1, "original_params": False}}, 8 * 6 * 65e-6),
     ],
 )
 def test_the_host_launches_all_kernels_of_all_tensors(software, layout, seconds):
