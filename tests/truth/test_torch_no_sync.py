@@ -38,7 +38,7 @@ MORE = {
 KERNELS = {"none": Kernels(), "full": Kernels(recompute="full")}
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_collectives(option, micro_batches):
     """Of three micro-batches the first, one between, and the last."""
