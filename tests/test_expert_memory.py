@@ -12,7 +12,7 @@ from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.ledger import NO_BYTES, Peak
-from steptime.memory.op_walk import walk_part
+from steptime.memory.op_walk import kept_by_part, walk_part
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.states import stage_states
 from steptime.memory.woven import walks, woven_peak
@@ -153,8 +153,11 @@ def test_a_backward_takes_turns_with_a_forward():
     """
     alone = walk_part(LAYER, X, "y", frozenset(), AUTOGRAD)
     assert alone.backward == Peak(110.0, "moe.experts")
-    assert woven_peak(LAYER, walks(LAYER, X, "y", frozenset(), AUTOGRAD)) == Peak(140.0, "moe.experts")
-    assert woven_peak(LAYER[:1], walks(LAYER[:1], X, "p", frozenset(), AUTOGRAD)) == NO_BYTES  # no experts
+    assert woven_peak(LAYER, walks(LAYER, X, "y", kept_by_part(LAYER, X, frozenset(), AUTOGRAD), AUTOGRAD)) == Peak(
+        140.0, "moe.experts"
+    )
+    first = LAYER[:1]  # no experts
+    assert woven_peak(first, walks(first, X, "p", kept_by_part(first, X, frozenset(), AUTOGRAD), AUTOGRAD)) == NO_BYTES
 
 
 def test_layers_that_take_turns_hold_more():
@@ -162,6 +165,7 @@ def test_layers_that_take_turns_hold_more():
     layer = Assembly(woven()).kinds[0]
     several, one, apart = (PartMemories(Assembly(plan)) for plan in (woven(), woven(gbs=16), experts(**WOVEN)))
     assert one.plain[one.assembly.kinds[0]].backward == apart.plain[apart.assembly.kinds[0]].backward
-    beside = woven_peak(layer.ops, walks(layer.ops, layer.x, layer.out, frozenset(), several.autograd))
+    held = kept_by_part(layer.ops, layer.x, frozenset(), several.autograd)
+    beside = woven_peak(layer.ops, walks(layer.ops, layer.x, layer.out, held, several.autograd))
     assert several.plain[several.assembly.kinds[0]].backward == beside
     assert beside.bytes > one.plain[one.assembly.kinds[0]].backward.bytes

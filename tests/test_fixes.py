@@ -215,3 +215,28 @@ def test_experts_over_more_devices_together_with_recomputation_and_one_sequence(
         assert estimate(Job.load(config, said)).memory.verdict == "fits"
         for alone in said:
             assert estimate(Job.load(config, [alone])).memory.verdict != "fits"
+
+
+def test_more_passes_of_a_pipeline_alone_and_with_whole_layers_recomputed():
+    """GPipe holds all micro-batches of a pass: 32 sequences on 4 ranks are 8 in one pass, 4 in each of two.
+
+    On 42 GB neither full recomputation, which keeps a layer's input per micro-batch, nor four passes of two micro-batches fit.
+    """
+    config = """
+    model: llama3-8b
+    parallelism: {tp: 1, pp: 2, vpp: 2, dp: 4, schedule: gpipe, fsdp: {}}
+    performance: {software: torchtitan, activation_checkpointing_type: per-op}
+    data: {gbs: 32, seqlen: 8192, microbatch_sz: 1}
+    hardware: {node_type: dgx-h100, overrides: {accelerator.usable_memory_bytes: ROOM}}
+    """
+    wide = config.replace("ROOM", "80e9")
+    assert "--set parallelism.pipeline_passes=4" in [fix.set for fix in estimate(Job.load(wide)).fixes]
+    narrow = config.replace("ROOM", "42e9")
+    fastest = estimate(Job.load(narrow)).fixes[0]
+    said = settings_of(fastest.set)
+    assert said == ["performance.activation_checkpointing_type=full", "parallelism.pipeline_passes=4"]
+    assert estimate(Job.load(narrow, said)).memory.verdict == "fits"
+    assert {estimate(Job.load(narrow, [alone])).memory.verdict for alone in said} <= {"tight", "does_not_fit"}
+    twice = Job.load(wide, ["parallelism.pipeline_passes=2"])
+    assert {"parallelism.pipeline_passes": 4} in list(candidates(twice))
+    assert not [change for change in candidates(Job.load(text(pp=2, dp=2))) if "parallelism.pipeline_passes" in change]

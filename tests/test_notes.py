@@ -11,7 +11,6 @@ from steptime.hardware.machine import Machine
 from steptime.report.estimate_text import report
 
 MODEL = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "vocab_sz": 32000}
-SHARED = {"n_experts": 8, "expert_inter_sz": 2048, "experts_per_token": 2, "n_shared_experts": 1}
 
 
 def job(performance, hardware="dgx-h100", model=None, **parallelism):
@@ -26,19 +25,6 @@ def job(performance, hardware="dgx-h100", model=None, **parallelism):
 
 def told(plan, word):
     return [line for line in assumptions(plan) if word in line]
-
-
-@pytest.mark.parametrize(
-    ("software", "lines"),
-    [("megatron-core", 1), ("megatron-bridge", 1), ("megatron-bridge@26.06", 1)],
-)
-def test_flex_with_shared_experts_overlapped_needs_a_release(software, lines):
-    """core_v0.17.1 raises "moe_shared_expert_overlap only works with alltoall token dispatcher", core_v0.18.0 takes flex too."""
-    moe = {"shared_expert_overlap": True, "dispatcher": "flex"}
-    plan = job({"software": software, "moe": moe}, model={"moe": SHARED}, ep=8)
-    assert len(told(plan, "needs Megatron-Core 0.18")) == lines
-    plain = job({"software": software, "moe": moe | {"dispatcher": "alltoall"}}, model={"moe": SHARED}, ep=8)
-    assert not told(plain, "needs Megatron-Core 0.18")
 
 
 def test_a_profile_of_cudnn_takes_the_own_kernel_of_a_device_without_it():
@@ -93,18 +79,6 @@ def test_tensor_parallelism_of_deepspeed_is_auto_tp(zero_level, since):
     assert line.startswith("note: tp 2 is AutoTP (tensor_parallel.autotp_size)")
     assert line.endswith(since)
     assert not told(job({"software": "deepspeed"}), "AutoTP")
-
-
-def test_an_overlapped_exchange_that_megatron_lacks_is_named():
-    """Megatron-Core asserts virtual stages where overlap_moe_expert_parallel_comm meets a pipeline; without one it needs none."""
-    layout = {"tp": 1, "pp": 4, "dp": 8, "ep": 8}
-    batch = {"gbs": 32, "seqlen": 4096, "microbatch_sz": 1}
-    overlap = {"overlap": {"ep": True}}
-    found = Job(model="mixtral-8x7b", parallelism=layout, performance=overlap, data=batch, hardware="dgx-h100")
-    line = "performance.overlap.ep with pp 4 and vpp 1: Megatron-Core needs virtual stages for it"
-    assert sum(said.startswith(line) for said in assumptions(found)) == 1
-    for change in ({"parallelism.vpp": 2}, {"performance.overlap": {"ep": False}}, {"parallelism.pp": 1}):
-        assert not any(said.startswith("performance.overlap.ep with") for said in assumptions(found.replace(**change)))
 
 
 @pytest.mark.parametrize(

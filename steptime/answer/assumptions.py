@@ -5,10 +5,10 @@ from __future__ import annotations
 from steptime import fsdp
 from steptime.answer.idle import idle, usual_settings
 from steptime.answer.notes import notes
+from steptime.answer.refusals import refusals
 from steptime.base.words import counted, flow
 from steptime.cost.nodes import run_by_host
 from steptime.job.job import Job, facts
-from steptime.job.megatron_expert_rules import woven_in_one_stage
 from steptime.job.mesh import group, members_per_domain
 from steptime.job.pipeline_rules import group_taken
 from steptime.memory.overhead import (
@@ -58,8 +58,10 @@ def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> 
 def foremost(job: Job) -> list[str]:
     """The main assumptions: the software, how it differs from its profile, and notes from the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    kinds = (idle, _group, _experts, _exchange, _adapters, notes)
-    return [*job.notes, *calibrated, _software(job), *(line for lines in kinds for line in lines(job))]
+    kinds = (idle, _group, _experts, _adapters, notes)
+    refused = refusals(job)
+    others = [note for note in job.notes if note not in refused]
+    return [*refused, *others, *calibrated, _software(job), *(line for lines in kinds for line in lines(job))]
 
 
 def _software(job: Job) -> str:
@@ -169,16 +171,6 @@ def _experts(job: Job) -> list[str]:
             f"dispatch: {'HybridEP' if hybrid else how.dispatcher}, {permutes} permutation, router in {router}, {products}"
             f"{kept if torch and job.software.recipe is not None else ''}"
         ),
-    ]
-
-
-def _exchange(job: Job) -> list[str]:
-    """An overlapped all-to-all in a pipeline that Megatron-Core refuses."""
-    if not woven_in_one_stage(facts(job)):
-        return []
-    said = f"performance.overlap.ep with pp {job.parallelism.pp} and vpp 1"
-    return [
-        f"{said}: Megatron-Core needs virtual stages for it; this stands for another program's overlap, such as DualPipe's"
     ]
 
 

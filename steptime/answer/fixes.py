@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix, Memory, Verdict
 from steptime.base.words import argument
-from steptime.fsdp import unsynced
+from steptime.fsdp import applies, unsynced
 from steptime.job.job import Job
 from steptime.software.recomputation import words
 
@@ -68,7 +68,7 @@ def estimated(
 
 
 def candidates(job: Job) -> Iterator[Change]:
-    """Single changes: recomputation, micro-batch, ZeRO, and one degree doubled at the cost of dp."""
+    """Single changes: recomputation, micro-batch, ZeRO, passes of a pipeline, and one degree doubled at the cost of dp."""
     yield from recomputation(job)
     smaller = range(1, job.data.microbatch_sz // 2 + 1)
     yield from ({"data.microbatch_sz": n} for n in smaller if job.data.microbatch_sz % n == 0)
@@ -79,7 +79,14 @@ def candidates(job: Job) -> Iterator[Change]:
     if not job.sp and job.parallelism.tp > 1:
         yield {"parallelism.sp": True}
     yield from sharded(job)
+    yield from passes(job)
     yield from layouts(job)
+
+
+def passes(job: Job) -> Iterator[Change]:
+    """More passes of torch's pipeline, each of which holds fewer micro-batches; a rule leaves out what does not divide them."""
+    if job.parallelism.pp > 1 and applies(job):
+        yield from ({"parallelism.pipeline_passes": job.parallelism.pipeline_passes * factor} for factor in (2, 4, 8))
 
 
 def sharded(job: Job) -> Iterator[Change]:
@@ -98,14 +105,15 @@ def sharded(job: Job) -> Iterator[Change]:
 
 
 def together(job: Job) -> Iterator[Change]:
-    """Whole layers recomputed and one sequence, each where the plan does not have it; with experts, also over more devices."""
-    change: Change = {}
+    """Whole layers recomputed and one sequence where the plan has neither; these with more passes, or more devices of experts."""
+    whole: Change = {}
     if job.recompute.granularity != "full" and job.performance.recompute is None:
-        change["performance.activation_checkpointing_type"] = "full"
-    if job.data.microbatch_sz > 1:
-        change["data.microbatch_sz"] = 1
-    if len(change) > 1:
-        yield change
+        whole["performance.activation_checkpointing_type"] = "full"
+    one: Change = {"data.microbatch_sz": 1} if job.data.microbatch_sz > 1 else {}
+    change = whole | one
+    several = [change] if whole and one else []
+    yield from several
+    yield from (some | more for more in passes(job) for some in (whole, one, *several) if some)
     p = job.parallelism
     experts = job.model.moe.n_experts if job.model.moe else 1
     for ep in range(p.ep + 1, experts + 1):

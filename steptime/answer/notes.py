@@ -36,7 +36,7 @@ def notes(job: Job) -> list[str]:
         lines.append(
             "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
         )
-    return [*lines, *_attention(job), *_autocast(job), *_shared_experts(job), *_auto_tp(job), *_one_stream(job)]
+    return [*lines, *_attention(job), *_autocast(job), *_auto_tp(job), *_one_stream(job)]
 
 
 def other_meaning(job: Job) -> list[str]:
@@ -78,15 +78,6 @@ def _autocast(job: Job) -> list[str]:
         return []
     copies = f"the {half} copies of weights that backward reads are in memory, the time to make them is not counted"
     return [f"note: weights are fp32 under torch.autocast: matrix products run in {half}; {copies}"]
-
-
-def _shared_experts(job: Job) -> list[str]:
-    """NVIDIA/Megatron-LM megatron/core/transformer/transformer_config.py, __post_init__, of core_v0.17.1 and core_v0.18.0."""
-    how = job.software.moe
-    if not how.shared_expert_overlap or how.dispatcher != "flex":
-        return []
-    setting = "performance.moe.shared_expert_overlap with dispatcher flex"
-    return [f"note: {setting} needs Megatron-Core 0.18; earlier releases refuse it, and take dispatcher alltoall"]
 
 
 def _auto_tp(job: Job) -> list[str]:

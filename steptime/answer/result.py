@@ -8,7 +8,7 @@ from math import exp, isinf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from steptime.answer import fixes, scaling, switches, tables
+from steptime.answer import fixes, refusals, scaling, switches, tables
 from steptime.answer.assumptions import assumptions, host_bound
 from steptime.answer.evidence import unjudged
 from steptime.answer.flops import step_flops
@@ -271,13 +271,13 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "weak_scaling": [row._asdict() for row in estimate.weak_scaling],
         "settings": [saving._asdict() for saving in estimate.savings],
     }
-    return document | ({"run": dict(estimate.run)} if estimate.run else {})
+    more = {"run": dict(estimate.run or {}), "refused": refusals.refusals(estimate.job)}
+    return document | {key: value for key, value in more.items() if value}
 
 
 def memory(estimate: Estimate) -> dict[str, Any]:
     """Memory with its fixes, which are searched only where the job does not fit."""
-    held = estimate.memory
-    document = held._asdict()
+    document = (held := estimate.memory)._asdict()
     document["stages"] = [row._asdict() for row in held.stages]
     document["overhead_bytes"] = held.overhead_bytes._asdict()
     if not held.host_bytes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+REFUSED = "refused by "
+"""Start of a line on a setting that a plan's own framework stops at; each answer has it at its top."""
+
 
 def counted(count: float, noun: str) -> str:
     """A count and its noun, in the plural unless it is one.

@@ -13,7 +13,7 @@ from steptime.job.parts import Part
 from steptime.memory.chunked_loss import beside_head, in_chunks
 from steptime.memory.forward_walk import walk_forward
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak, in_allocator
-from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
+from steptime.memory.op_walk import Autograd, chunk_peaks, kept_by_part, walk_part
 
 if TYPE_CHECKING:
     from steptime.memory.split_backward import SplitMemory
@@ -225,12 +225,14 @@ class PartMemories:
 def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
     """The walk of a part's ops; its backward overlaps another micro-batch's forward where the schedule alternates them."""
     sizes = in_allocator(part.ops, part.sizes)
-    walked = walk_part
     if autograd.woven:
         from steptime.memory.woven import walk_woven
 
-        walked = walk_woven
-    return walked(part.ops, part.x, part.out, modules, autograd, sizes)._replace(n_params=part.n_params)
+        held = kept_by_part(part.ops, part.x, modules, autograd, sizes)
+        found = walk_woven(part.ops, part.x, part.out, held, autograd)
+    else:
+        found = walk_part(part.ops, part.x, part.out, modules, autograd, sizes)
+    return found._replace(n_params=part.n_params)
 
 
 def passing(part: Part) -> Peak:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from itertools import islice, pairwise
 from typing import NamedTuple
 
 from steptime.base.num import Num
 from steptime.memory.forward_walk import forward_steps
 from steptime.memory.ledger import NO_BYTES, Ledger, PartMemory, Peak
-from steptime.memory.op_walk import Autograd, BackwardWalk, kept_by_part
+from steptime.memory.op_walk import Autograd, BackwardWalk, Kept
 from steptime.model.offload import copied_bytes
 from steptime.model.ops import Op, Tensor
 
@@ -29,34 +28,20 @@ class Walks(NamedTuple):
     """As in `PartMemory`."""
 
 
-def walk_woven(
-    ops: list[Op],
-    x: Tensor,
-    out: str,
-    modules: AbstractSet[str | float],
-    autograd: Autograd,
-    sizes: dict[str, Num] | None = None,
-) -> PartMemory:
-    """As `op_walk.walk_part`; the same two walks give the peaks of each pass alone and of both in turn."""
-    found = walks(ops, x, out, modules, autograd, sizes)
+def walk_woven(ops: list[Op], x: Tensor, out: str, held: Kept, autograd: Autograd) -> PartMemory:
+    """As `op_walk.walk_part`, of what forward keeps; the same two walks give the peaks of each pass alone and of both in turn."""
+    found = walks(ops, x, out, held, autograd)
     forward, backward = most(found.steps["F"]), most(found.steps["B"]).worse(woven_peak(ops, found))
     return PartMemory(found.saved, forward, backward, ahead=found.ahead)
 
 
-def walks(
-    ops: list[Op],
-    x: Tensor,
-    out: str,
-    modules: AbstractSet[str | float],
-    autograd: Autograd,
-    sizes: dict[str, Num] | None = None,
-) -> Walks:
-    """Walk one layer forward and backward; arguments as of `op_walk.walk_part`."""
-    kept, sizes, segments, sent = kept_by_part(ops, x, modules, autograd, sizes)
+def walks(ops: list[Op], x: Tensor, out: str, held: Kept, autograd: Autograd) -> Walks:
+    """Walk one layer, which keeps what is `held`, forward and backward."""
+    kept, sizes, segments, sent = held
     backward = BackwardWalk(ops, sizes, segments, kept, autograd, sent)
-    held = {"F": sizes[x.name], "B": backward.ledger.bytes}
+    start = {"F": sizes[x.name], "B": backward.ledger.bytes}
     steps = {"F": steps_of(forward_steps(ops, sizes, kept, x.name, out)), "B": steps_of(backward.steps(out))}
-    return Walks(held, steps, sum([sizes[name] for name in kept]), copied_bytes(sent, sizes))
+    return Walks(start, steps, sum([sizes[name] for name in kept]), copied_bytes(sent, sizes))
 
 
 def steps_of(walk: Iterator[Ledger]) -> Steps:

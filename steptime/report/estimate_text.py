@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from steptime.answer.assumptions import foremost
 from steptime.answer.notes import other_meaning
+from steptime.answer.refusals import refusals
 from steptime.answer.result import Estimate
 from steptime.report import breakdown, details, headline, switch_tables
 from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, unstyled, wrapped
@@ -12,16 +13,19 @@ from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, un
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, assumed: bool = False) -> str:
     """The whole report; `brief` is only its answer, `assumed` lists every assumption."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
-    lines += [line for note in _above(estimate) for line in wrapped(unstyled(note), WIDTH, "  ")]
+    lines += [line for note in above(estimate) for line in wrapped(unstyled(note), WIDTH, "  ")]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]
     out.append(_assumptions(estimate, style, brief=brief, every=assumed))
     return "\n\n".join("\n".join(block) for block in out if block) + "\n"
 
 
-def _above(estimate: Estimate) -> list[str]:
-    """Notes below the first lines, not repeated among the first assumptions: a word that means something else, devices."""
-    return [*other_meaning(estimate.job), *_of_devices(estimate)]
+def above(estimate: Estimate) -> list[str]:
+    """Notes below the first lines, not repeated among the first assumptions.
+
+    What the framework refuses, a word that means something else, devices.
+    """
+    return [*refusals(estimate.job), *other_meaning(estimate.job), *_of_devices(estimate)]
 
 
 def _of_devices(estimate: Estimate) -> list[str]:
@@ -61,12 +65,13 @@ def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) 
     texts = estimate.assumptions
     if every:
         return assumptions(texts, style)
+    said = [*above(estimate), *([] if brief else headline.host(estimate))]
     if brief:
-        lines = wrapped(f"assumed  {foremost(estimate.job)[0]}; {len(texts) - 1} more: --assumed", WIDTH, "         ")
+        first, *more = [text for text in (*foremost(estimate.job), *texts) if text not in said]
+        lines = wrapped(f"assumed  {first}; {len({*more} - {first})} more: --assumed", WIDTH, "         ")
         return [style.fold(unstyled(line)) for line in lines]
-    above = [*_above(estimate), *headline.host(estimate)]
-    shown = [text for text in (*estimate.host_bound, *foremost(estimate.job)) if text not in above]
-    left = len(texts) - len(shown) - len([text for text in texts if text in above])
+    shown = [text for text in (*estimate.host_bound, *foremost(estimate.job)) if text not in said]
+    left = len(texts) - len(shown) - len([text for text in texts if text in said])
     return assumptions([*shown, f"{left} more: --assumed"] if left else shown, style)
 
 

@@ -12,7 +12,7 @@ from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
 from steptime.job.sections import Data
 from steptime.model.model import Model
-from steptime.report.estimate_text import sections
+from steptime.report.estimate_text import above, sections
 from steptime.report.headline import headline
 from steptime.report.html import html
 from steptime.report.table import Table
@@ -26,6 +26,7 @@ def estimate_html(estimate: Estimate) -> str:
     """The report as an HTML fragment without scripts or styles of its own: a notebook's `_repr_html_`."""
     heading = "<br>".join(escape(" ".join(line.split())) for line in headline(estimate))
     parts = [f"<p><b>{heading}</b></p>"]
+    parts += [f"<p>{escape(note)}</p>" for note in above(estimate)]
     parts += [html(section) for section in sections(estimate)]
     if estimate.assumptions:
         items = "".join(f"<li>{escape(text)}</li>" for text in estimate.assumptions)

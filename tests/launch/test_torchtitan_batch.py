@@ -83,7 +83,8 @@ def test_micro_batches_of_a_pipeline_count_for_nothing_without_one():
 def test_a_schedule_that_torch_refuses_with_the_default_of_one_micro_batch():
     """torch 2.13.0 Schedule1F1B.__init__: fewer micro-batches than stages; Interleaved1F1B takes one."""
     assert problem(tokens(8192), PIPELINE) == (
-        f"{PASSES}: schedule 1F1B needs a micro-batch for each of its 4 stages (got 1)"
+        f"{PASSES}: schedule 1F1B needs a micro-batch for each of its 4 stages (got 1); give 4 or more, "
+        "or another schedule"
     )
     dual = f'{PIPELINE}, pipeline_parallel_schedule="DualPipeV", num_pp_microbatches=7'
     assert "DualPipeV needs a micro-batch for each of its 8 stages (got 7)" in problem(tokens(8192), dual)
@@ -94,9 +95,11 @@ def test_a_schedule_that_torch_refuses_with_the_default_of_one_micro_batch():
 def test_batches_in_sequences_are_held_to_the_same():
     """A local batch of 3 in micro-batches of 1 is 3 for 4 stages; of 4 in micro-batches of 2 it is 2."""
     few = "training.local_batch_size: schedule 1F1B needs a micro-batch for each of its 4 stages"
-    assert problem("local_batch_size=3, seq_len=8192", PIPELINE) == f"{few} (got 3)"
+    assert (
+        problem("local_batch_size=3, seq_len=8192", PIPELINE) == f"{few} (got 3); give 4 or more, or another schedule"
+    )
     halves = f"{PIPELINE}, pipeline_parallel_microbatch_size=2"
-    assert problem("local_batch_size=4, seq_len=8192", halves) == f"{few} (got 2)"
+    assert problem("local_batch_size=4, seq_len=8192", halves) == f"{few} (got 2); give 8 or more, or another schedule"
     assert batch("local_batch_size=4, seq_len=8192", PIPELINE) == (64, 8192, 1)
 
 

@@ -304,3 +304,15 @@ def test_the_devices_of_a_node_that_slurm_gives(headers: str, each: str | None) 
     """sbatch: SLURM_GPUS_ON_NODE, the devices of the batch step: those of each task times its tasks, or all over the nodes."""
     text = f"#SBATCH {headers}\n"
     assert slurm_variables(headers_of(text), text).get("SLURM_GPUS_ON_NODE") == each
+
+
+@pytest.mark.parametrize(("each", "key"), [(8, "hardware.nodes"), (4, "devices")])
+def test_the_number_that_a_launcher_of_part_of_a_node_asks_for(each: int, key: str, tmp_path: Path) -> None:
+    """hardware.nodes=2 is 16 devices of a DGX H100: of a launcher of 4 processes on each node that is twice too many."""
+    script = "N=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\n"
+    script += f"torchrun --nnodes $N --nproc-per-node {each} pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
+    machine = {"hardware.node_type": "dgx-h100"}
+    (line,) = asked(tmp_path, "run.sh", script, **machine)
+    assert line.endswith(f"in line 1 counts; add --set {key}=N")
+    told = machine | {key: 2 if each == 8 else 8}
+    assert to_job(written(tmp_path, "run.sh", script, **told), SETS | told).parallelism.devices == 2 * each

@@ -17,6 +17,7 @@ import pytest
 from plain_backward import AUTOGRAD
 
 from steptime.memory.ledger import NO_BYTES
+from steptime.memory.op_walk import kept_by_part
 from steptime.memory.part_memories import walk
 from steptime.memory.woven import walks, woven_peak
 from steptime.model.ops import Move, Tensor
@@ -49,7 +50,8 @@ def chain_of(chain=CHAIN, forward: str = "", backward: str = "") -> list[Move]:
 
 def peak(chain=CHAIN, *, forward: str = "", backward: str = ""):
     ops = chain_of(chain, forward, backward)
-    return woven_peak(ops, walks(ops, Tensor("x", 1.0, 1.0), chain[-1][2], frozenset(), AUTOGRAD))
+    x = Tensor("x", 1.0, 1.0)
+    return woven_peak(ops, walks(ops, x, chain[-1][2], kept_by_part(ops, x, frozenset(), AUTOGRAD), AUTOGRAD))
 
 
 @pytest.mark.parametrize(

@@ -113,10 +113,10 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
     >>> size_of([Word("torchrun", 1), Word("--nproc-per-node=8", 1)], ["torchrun"], {})
     Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes')
     """
-    visible = _visible(variables)
+    visible, on_node = _visible(variables), variables.get(DEVICES_ON_NODE)
     variables = variables | ({DEVICES_ON_NODE: str(visible)} if visible else {})
     inner = (launchers or [""])[-1]
-    said, unclear = _stated(words, launchers, variables)
+    said, unclear = _stated(words, launchers, variables, on_node)
     slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
     nodes, per_node, devices = said.get("nodes"), said.get("per_node"), said.get("devices")
     default = ""
@@ -151,9 +151,12 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
 
 
 def _stated(
-    words: list[Word], launchers: list[str], variables: dict[str, str]
+    words: list[Word], launchers: list[str], variables: dict[str, str], on_node: str | None
 ) -> tuple[dict[str, int | None], list[str]]:
-    """What the launchers' options state, by field of `_Launcher`, and what to do about those without a value."""
+    """What the launchers' options state, by field of `_Launcher`, and what to do about those without a value.
+
+    The user's hardware.nodes are nodes with all `on_node` devices of the machine, so that for fewer the devices are asked for.
+    """
     missing: dict[str, Unknown] = {}
     said: dict[str, int | None] = {}
     for launcher in launchers:
@@ -171,6 +174,8 @@ def _stated(
                 missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
             elif word.text.startswith("<"):
                 missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text} is to be filled in")
+    if "per_node" in said and str(said["per_node"]) != on_node:
+        missing = {place: each.in_devices() for place, each in missing.items()}
     return said, _asked(missing)
 
 

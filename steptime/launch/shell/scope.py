@@ -46,6 +46,10 @@ class Unknown(NamedTuple):
         """The same as the reason for something else."""
         return self._replace(why=f"{place} ({self.why})")
 
+    def in_devices(self) -> Unknown:
+        """The same, of which the user tells the number of devices where that of nodes was asked for."""
+        return self._replace(variable=DEVICES_OF_JOB) if self.variable == NODES_OF_JOB else self
+
     def told(self, otherwise: str) -> str:
         """The reason, and the user's fix.
 

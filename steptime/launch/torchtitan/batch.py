@@ -68,7 +68,13 @@ def _of_sequences(keys: JobKeys, dp: int, pp: int) -> Batch:
         if micro < 1 or local % micro:
             keys.fail(LOCAL, f"must be a multiple of the micro-batch {micro} (got {local})")
         else:
-            _enough(keys, f"{_P}pipeline_parallel_microbatches" if parts else LOCAL, local // micro, pp)
+            _enough(
+                keys,
+                f"{_P}pipeline_parallel_microbatches" if parts else LOCAL,
+                local // micro,
+                pp,
+                1 if parts else micro,
+            )
     steps = keys.whole(STEPS) or 1
     if gbs >= 1 and STEPS in keys.values and gbs != at_once * steps and "parallelism.dp" not in keys.left_open:
         keys.fail(STEPS, f"{steps} x {at_once} sequences are not {GLOBAL} {gbs}; give one of the two")
@@ -100,12 +106,13 @@ def _of_tokens(keys: JobKeys, dp: int, pp: int) -> Batch:
     return Batch(max(step // length, 1), length, micro, micro * passes * dp, STEP_TOKENS)
 
 
-def _enough(keys: JobKeys, key: str, n_microbatches: int, pp: int) -> None:
-    """Refuse fewer micro-batches at a time than the stages of a schedule that torch stops at."""
+def _enough(keys: JobKeys, key: str, n_microbatches: int, pp: int, each: int = 1) -> None:
+    """Refuse fewer micro-batches at a time than the stages of a schedule that torch stops at; `each` counts in the key."""
     stages = _STAGE_EACH.get((keys.meaning(SCHEDULE) or ("", 0))[0], 0) * pp
     if n_microbatches < stages:
         kind = keys.get(SCHEDULE)
-        keys.fail(key, f"schedule {kind} needs a micro-batch for each of its {stages} stages (got {n_microbatches})")
+        fewer = f"schedule {kind} needs a micro-batch for each of its {stages} stages (got {n_microbatches})"
+        keys.fail(key, f"{fewer}; give {stages * each} or more, or another schedule")
 
 
 def _length(keys: JobKeys, tokens: int) -> int:

@@ -6,6 +6,7 @@ Source: pytorch/torchtitan@b5bcd76c torchtitan/config/configs.py (TrainingConfig
 
 from __future__ import annotations
 
+from steptime.base.words import REFUSED
 from steptime.launch.beside import Beside
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.torchtitan.graph_trainer import is_traced
@@ -37,13 +38,19 @@ def captures(keys: JobKeys, pp: int, *, fsdp: bool = True) -> bool:
         keys.approximate(KEY, "CUDA graphs, which keep gradients from step to step: without FSDP counted without")
         return False
     if pp > 1:
-        keys.approximate(KEY, "torchtitan refuses CUDA graphs with a pipeline; counted without")
-        return False
+        return _refused(keys, f"with pp {pp}")
     backend = str(keys.get("parallelism.expert_parallel_comm_backend")).lower()
     waits = backend not in _WAIT_FOR_NOTHING or (
         backend == "hybridep" and keys.get("model.non_blocking_capacity_factor") is None
     )
     if (keys.whole("parallelism.expert_parallel_degree") or 1) > 1 and waits:
-        keys.approximate(KEY, f"torchtitan refuses CUDA graphs with dispatcher {backend}; counted without")
-        return False
+        return _refused(keys, f"with dispatcher {backend}")
     return True
+
+
+def _refused(keys: JobKeys, what: str) -> bool:
+    """That torchtitan stops at the file, which is counted as it runs once that is mended."""
+    keys.approximate(KEY, "counted without CUDA graphs, which torchtitan refuses here")
+    line = f"{REFUSED}torchtitan: CUDA graphs {what}; set {KEY} to true, as is counted here"
+    keys.notes += [line] if line not in keys.notes else []
+    return False

@@ -16,6 +16,7 @@ from steptime.base.rows import Saving
 from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details, switch_tables
+from steptime.report.estimate_text import above
 from steptime.report.headline import answer, fix_cost, fixes, headline, phrases
 from steptime.report.page import memory_charts, page_tables, time_charts
 from steptime.report.page.markup import Html, el, join, linked, to_copy, tools
@@ -157,6 +158,7 @@ def _header(estimate: Estimate) -> Html:
         tools(),
         el("h1", name),
         el("p", ", ".join(rest), class_="job"),
+        *(el("p", el("strong", note)) for note in above(estimate)),
         box,
         facts(FactList("", found.facts[1:])),
         id="answer",
