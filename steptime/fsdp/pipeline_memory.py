@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.num import Num
 from steptime.fsdp.groups import options
+from steptime.fsdp.left_by_pipeline import last_reduction, outputs
 from steptime.fsdp.of_job import syncs_last
 from steptime.fsdp.passes import peak_moment
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
@@ -151,8 +152,11 @@ def situations(steps: Sequence[ShardedStep], count: int) -> Iterator[Situation]:
 class StageHeld:
     """What a stage holds in its situations."""
 
-    def __init__(self, chunks: Sequence[ShardedChunk], to_come: Sequence[Num]) -> None:
-        """`to_come`: bytes of the sharded gradients of each chunk."""
+    def __init__(self, chunks: Sequence[ShardedChunk], to_come: Sequence[Num], microbatches: Num | None = None) -> None:
+        """`to_come`: bytes of the sharded gradients of each chunk; `microbatches`: of a step, unless the job says."""
+        job = chunks[0].assembly.job
+        self.microbatches: Num = job.schedule_microbatches if microbatches is None else microbatches
+        self.keeps = job.software.activations.pipeline_keeps
         self.chunks, self.to_come = chunks, to_come
         self.kept = [chunk.saved for chunk in chunks]
         self.worst = [cache(chunk.worst) for chunk in chunks]
@@ -168,6 +172,14 @@ class StageHeld:
         """Bytes of sharded gradients that are not allocated yet."""
         return sum([bytes_ for bytes_, left in zip(self.to_come, of.unreduced, strict=True) if left])
 
+    def left(self, of: Outstanding, at: int, own: int) -> Num:
+        """Bytes that the pipeline leaves; chunk `at` has `own` micro-batches in an action, or reduces if it has none."""
+        if not self.keeps:
+            return 0.0
+        counts = [whole + own * (c == at) for c, whole in enumerate(of.whole)]
+        sent = [outputs(chunk, self.microbatches, n) for chunk, n in zip(self.chunks, counts, strict=True)]
+        return sum(sent) + sum([last_reduction(chunk) for c, chunk in enumerate(self.chunks) if own or c != at])
+
     def moment(self, one: Situation) -> PeakMoment:
         """The worst moment of an action, or of the reduction that follows it."""
         at, to_come = one.chunk, self.waiting(one.beside)
@@ -180,11 +192,12 @@ class StageHeld:
             ]
         )
         saved = self.saved(one.beside)
-        moment = PeakMoment(saved + own.activations_bytes, others + own.transient_bytes, own.op, to_come)
+        left = others + self.left(one.beside, at, 1)
+        moment = PeakMoment(saved + own.activations_bytes, left + own.transient_bytes, own.op, to_come)
         if not one.reduces:
             return moment
         reduced = self.reduction[at](one.gradients[at].after(one.passing.kind))
-        transient = others + reduced.transient_bytes
+        transient = others + self.left(one.after, at, 0) + reduced.transient_bytes
         return moment.worse(PeakMoment(self.saved(one.after), transient, reduced.op, to_come))
 
 

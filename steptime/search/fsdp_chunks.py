@@ -116,7 +116,10 @@ class FsdpChunks:
         """What each kind of stage holds."""
         gradients = self.view.software.state_bytes.gradients
         to_come = [[gradients * mine.sharded for mine in of.chunks] for of in self.ends.stages]
-        return list(map(StageHeld, self._each(self.of), to_come))
+        microbatches = self.pipes.grid.gbs // (self.rows.dp * self.rows.microbatch_sz)
+        return [
+            StageHeld(chunks, mine, microbatches) for chunks, mine in zip(self._each(self.of), to_come, strict=True)
+        ]
 
     def _each(self, make: Callable[[Chunk, ChunkGroups], Made]) -> list[list[Made]]:
         """What is made of every chunk, [kind of stage][virtual chunk]; once for chunks that hold the same."""

@@ -126,6 +126,9 @@ class ActivationSettings(Switches):
     recompute_reentrant: bool
     """Unless it ends so: torch's reentrant checkpoint, one function that holds a layer's output and its gradient meanwhile."""
     deallocate_pipeline_outputs: bool
+    pipeline_keeps: bool
+    """FSDP2 in a pipeline keeps every micro-batch's output for the whole step, and what the last group's reduction sends until
+    the next step's (torch's pipelining as of 2.6, `fsdp.left_by_pipeline`)."""
     comm_buffer: bool
     """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
     scores_in_buffer: bool
