@@ -57,6 +57,10 @@ class Figures:
         left = figure not in self.figures or str(self.get(figure)) in {"auto", "-1"}
         return None if left else self.keys.whole(self.figures[figure])
 
+    def states(self, figure: str) -> bool:
+        """Whether the file gives a figure itself: a default of steps is none where a program divides its batch by the devices."""
+        return self.figures.get(figure) in self.keys.values
+
     def shares(self, degrees: Mapping[str, int]) -> tuple[int | None, int | None]:
         """Sequences of a micro-batch, and micro-batches of a step.
 

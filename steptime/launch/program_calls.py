@@ -69,7 +69,20 @@ def passed_in(code: str) -> dict[str, Any]:
             if (key := names.get(keyword.arg or "")) is not None:
                 value = _value(keyword.value)
                 found[key] = value if found.get(key, value) == value else None
-    return _checkpointing(tree) | _model(tree) | found
+    return _checkpointing(tree) | _model(tree) | _cut_to(tree) | found
+
+
+def _cut_to(tree: ast.Module) -> dict[str, Any]:
+    """The one length to which a program's tokenizer cuts sequences.
+
+    >>> _cut_to(ast.parse("tokens = tokenizer(text, truncation=True, max_length=cutoff_len)"))
+    {'max_seq_length': Argument(name='cutoff_len')}
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func) == "tokenizer"]
+    said = [{keyword.arg: _value(keyword.value) for keyword in call.keywords} for call in calls]
+    lengths = [words["max_length"] for words in said if words.get("truncation") is True and "max_length" in words]
+    same = lengths and lengths[0] is not None and all(length == lengths[0] for length in lengths)
+    return {"max_seq_length": lengths[0]} if same else {}
 
 
 def _model(tree: ast.Module) -> dict[str, Any]:
@@ -220,9 +233,11 @@ def quantizes(code: str) -> bool:
 
     >>> quantizes("q = BitsAndBytesConfig(load_in_4bit=True)"), quantizes("if args.use_qlora:\n q = BitsAndBytesConfig()")
     (True, False)
+    >>> quantizes("m = LlamaForCausalLM.from_pretrained(name, load_in_8bit=True)")
+    True
     """
     asked = re.search(r"\bif\b[^\n]*(?:4_?bit|8_?bit|qlora|quant|bits)|--\w*(?:qlora|bit|quant)", code, re.IGNORECASE)
-    return "BitsAndBytesConfig(" in code and not asked
+    return bool(re.search(r"\bBitsAndBytesConfig\(|\bload_in_[48]bit=True\b", code)) and not asked
 
 
 def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:

@@ -182,7 +182,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     if not configs and not found.program and beside is not None and (why := may_launch(path, said)):
         found = found._replace(unclear={**found.unclear, "sharding": why})
     for config in configs:
-        said = flatten(parse_mapping(read_beside(config), str(config))) | said
+        said = flatten(parse_mapping(read_beside(config), str(config), repeats=True)) | said
     unset = "none" if table.raw.get("none_is_unset") else None
     said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
     if key := without_training(said):
@@ -274,11 +274,12 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
         flag, equals, name = word.text.rpartition("=")
         if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
             text = beside.text(name) if beside is not None else None
-            said |= flatten({"fsdp_config": parse_mapping(text, name)}) if text is not None else {}
+            said |= flatten({"fsdp_config": parse_mapping(text, name, repeats=True)}) if text is not None else {}
             continue
         if name.endswith(".json") and (flag if equals else last) == "--train_args_file":
             # yangjianxin1/Firefly train.py, setup_everything, and programs after it: HfArgumentParser.parse_json_file
-            said |= flatten(parse_mapping((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name))
+            inside = (beside or Beside()).needed(name, f"{path}: line {word.line} reads")
+            said |= flatten(parse_mapping(inside, name, repeats=True))
             continue
         if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
             said |= of_adapters((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name)

@@ -270,7 +270,7 @@ class _Plan(Figures):
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
         (micro, steps), batch = self.shares(degrees), self.whole("@batch")
         micro = (self.whole("@micro_of_stage") if degrees["pp"] > 1 else None) or micro
-        if dp is None and batch and micro and steps and batch % (micro * steps) == 0:
+        if dp is None and batch and micro and steps and self.states("@steps") and batch % (micro * steps) == 0:
             dp = batch // (micro * steps)
         if (tokens := self.whole("@tokens_batch")) and isinstance(data.get("seqlen"), int):
             batch = tokens // data["seqlen"]
@@ -284,10 +284,9 @@ class _Plan(Figures):
             replicas = prod(axes.get(name, 1) for name in ("@dp_replicate", "@dp_dcn"))
             if (self._sharded() or product) and 1 < replicas <= dp:
                 layout["replicas"] = replicas
-            if self.own_names in {"batch_size", "train_batch_size"} and told(keys.sets, "data.gbs") is None:
-                keys.notes.append(
-                    f"{self.own_names} read as the batch of each device; for the global batch add --set data.gbs=N"
-                )
+            by = self.own_names
+            if by in {"batch_size", "train_batch_size"} and not batch and told(keys.sets, "data.gbs") is None:
+                keys.notes.append(f"{by} read as the batch of each device; for the global batch add --set data.gbs=N")
             gbs = batch or (micro * (steps or 1) * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
             looked_for = str(self.get("@micro")) == "auto"  # at run time: llm-foundry

@@ -45,6 +45,29 @@ def test_options_of_accelerate_stand_before_the_program(tmp_path, options, said)
     assert (layout.dp, found.data.gbs) == (8, 16)
 
 
+def test_of_two_jobs_of_one_program_the_first_is_read(tmp_path):
+    """A name that says nothing of training, as sft.py; a second program is asked for."""
+    command = "torchrun --nproc_per_node 8 {} --model_name_or_path Qwen/Qwen2.5-7B --max_seq_length 1024 --bf16 true "
+    text = "".join(command.format("sft.py") + f"--per_device_train_batch_size {size}\n" for size in (2, 3))
+    found = job(tmp_path, "run.sh", text)
+    assert found.data.microbatch_sz == 2
+    assert any(note.startswith("lines 1, 2 each launch a job: only that of line 1 is read") for note in found.notes)
+    other = text + command.format("score.py") + "--per_device_train_batch_size 2\n"
+    assert "cannot determine which one trains" in problems(tmp_path, "run.sh", other)[0]
+
+
+def test_a_repeated_key_of_accelerates_config_counts_as_it_stands_last(tmp_path):
+    """As PyYAML has it."""
+    (tmp_path / "zero.yaml").write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: fp16\nnum_processes: 8\nmixed_precision: bf16\n"
+        "deepspeed_config: {zero_stage: 2, zero_stage: 3}\n"
+    )
+    text = "accelerate launch --config_file zero.yaml sft.py --model_name_or_path Qwen/Qwen2.5-7B "
+    text += "--max_seq_length 1024 --per_device_train_batch_size 1\n"
+    found = job(tmp_path, "run.sh", text)
+    assert (found.parallelism.zero_level, found.performance.precision) == (3, "bf16")
+
+
 OPENRLHF = (
     "deepspeed --num_gpus 4 ../train_sft.py --pretrain meta-llama/Llama-2-7b-hf --micro_train_batch_size 2 --bf16 "
 )
