@@ -278,8 +278,8 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
             continue
         if name.endswith(".json") and (flag if equals else last) == "--train_args_file":
             # yangjianxin1/Firefly train.py, setup_everything, and programs after it: HfArgumentParser.parse_json_file
-            inside = (beside or Beside()).needed(name, f"{path}: line {word.line} reads")
-            said |= flatten(parse_mapping(inside, name, repeats=True))
+            text = (beside or Beside()).needed(name, f"{path}: line {word.line} reads")
+            said |= flatten(parse_mapping(text, name, repeats=True))
             continue
         if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
             said |= of_adapters((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name)
