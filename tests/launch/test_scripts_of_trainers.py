@@ -3,6 +3,9 @@
 import pytest
 from test_trainers_of_releases import job, problems
 
+from steptime.base.config import ConfigError
+from steptime.launch.read import kind_of
+
 
 def test_a_script_of_torchtitan_names_its_config(tmp_path):
     text = (
@@ -115,3 +118,16 @@ def test_either_checkpointing_under_fsdp_recomputes(tmp_path, wrapped, flags, sa
     text = "accelerate launch --config_file fsdp.yaml train.py --model_name_or_path meta-llama/Llama-3.1-8B "
     text += f"--max_seq_length 4096 --per_device_train_batch_size 2 --bf16 true {flags}\n"
     assert job(tmp_path, "run.sh", text).performance.activation_checkpointing_type == said
+
+
+@pytest.mark.parametrize("program", ["-m MaxText.train", "MaxText/train.py", "-m maxtext.trainers.pre_train.train"])
+def test_a_command_of_maxtext_is_its_own(tmp_path, program):
+    text = f"python3 {program} base.yml model_name=llama2-7b per_device_batch_size=2 max_target_length=2048\n"
+    (tmp_path / "run.sh").write_text(text)
+    (tmp_path / "base.yml").write_text("remat_policy: full\nici_fsdp_parallelism: -1\n")
+    assert kind_of(str(tmp_path / "run.sh"), text) == "maxtext"
+
+
+def test_a_program_over_olmo_core_is_told_as_such():
+    with pytest.raises(ConfigError, match="a program over OLMo-core, which is not read; write a plan"):
+        kind_of("train.py", "from olmo_core.train import TrainerConfig\n")

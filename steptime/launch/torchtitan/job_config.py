@@ -14,7 +14,7 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import Tree, read_function
-from steptime.launch.config_values import CLASS, Computed, split_path
+from steptime.launch.config_values import CLASS, Computed, parsed, split_path
 from steptime.launch.devices import devices_in, of_comment, of_name, still_true, taken, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
@@ -135,7 +135,20 @@ def _written(said: Mapping[str, Any], text: str, file: str) -> tuple[int | None,
 
 
 def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
-    """The config of a function."""
+    """The config of a function.
+
+    Raises:
+        ConfigError: it cannot be read, or is that of torchtitan/experiments/rl, another program.
+    """
+    of_rl = re.compile(r"\bRL\w*\.Config$")
+    for node in parsed(path, text).body:
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name == name
+            and node.returns
+            and of_rl.search(ast.unparse(node.returns))
+        ):
+            raise ConfigError(f"{path}: {name} is a config of reinforcement learning, another program; not modeled")
     if re.search(rf"\b{CONVERSION}\b", text):
         name, tree = read_converted(path, text, name, beside)
     else:
