@@ -208,6 +208,16 @@ def test_a_config_that_was_moved_is_named_where_the_repository_has_one_of_its_na
         ("microsoft/phi-1_5", "phi-1.5"),
         ("BramVanroy/gpt2-cpt-dutch", "gpt2-small"),
         ("HuggingFaceTB/SmolLM-360M", "smollm2-360m"),
+        ("google/codegemma-7b-it", "gemma-7b"),
+        ("google/codegemma-1.1-2b", "gemma-2b"),
+        ("microsoft/phi-1", "phi-1.5"),
+        ("microsoft/Phi-4-reasoning-plus", "phi4"),
+        ("microsoft/Phi-4-mini-reasoning", "phi4-mini"),
+        ("garage-bAInd/Platypus2-70B-instruct", "llama2-70b"),
+        ("codellama/CodeLlama-34b-Python-hf", "codellama-34b"),
+        ("mistralai/mathstral-7B-v0.1", "mistral-7b"),
+        ("deepseek-ai/deepseek-coder-7b-instruct-v1.5", "deepseek-llm-7b"),
+        ("nvidia/OpenMath-Nemotron-7B", "qwen2.5-7b"),
     ],
 )
 def test_models_by_the_names_of_their_repositories(name, preset):
