@@ -26,7 +26,7 @@ from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import put_fsdp
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
-from steptime.launch.named_models import not_modeled, of_overrides, preset_of
+from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
 from steptime.launch.program_calls import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
@@ -233,7 +233,7 @@ class _Plan(Figures):
             return
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
-        what = f"model {name!r} is not among the presets" if name else f"model unknown{self.words}"
+        what = f"model {name!r} is not among the presets{begins(name)}" if name else f"model unknown{self.words}"
         if self.alone and self.beside is not None and (script := self.beside.script_of(keys.source)):
             raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what

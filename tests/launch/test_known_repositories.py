@@ -237,3 +237,15 @@ def test_models_by_the_names_of_their_repositories(name, preset):
 )
 def test_models_by_the_folders_that_hold_them(name, preset):
     assert preset_of(name) == preset
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("own/Qwen25-1p5B-Memory", "qwen2.5-1.5b"), ("/ckpt/Mistral-7B-v0.1-own", "mistral-7b-v0.2"), ("own/model", "")],
+)
+def test_a_model_whose_name_begins_like_a_presets_is_asked_for_with_it(tmp_path, name, preset):
+    run = f"torchrun --nproc_per_node 8 sft.py --model_name_or_path {name} --max_seq_length 64 --bf16"
+    run += " --per_device_train_batch_size 1\n"
+    [told] = problems(tmp_path, {"run.sh": run}, "run.sh")
+    hint = f" ({preset}, if it has the sizes and vocabulary that its name begins with)" if preset else ""
+    assert told.startswith(f"model '{name}' is not among the presets{hint}; add --set model=NAME")
