@@ -27,8 +27,9 @@ from steptime.launch.devices import SET_DEVICES, by_comment, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
-from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, on_preferences, passed_on
+from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
 from steptime.launch.program_defaults import defaults_in
+from steptime.launch.program_setup import of_preferences, other_training
 from steptime.launch.script_devices import devices_of
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
@@ -54,18 +55,6 @@ def without_training(said: Mapping[str, Any]) -> str:
     if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
         return ""
     return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")
-
-
-def of_preferences(program: str) -> bool:
-    """Whether a program's name says that it trains on rewards or preferences, a reward model, or beside a reference model.
-
-    >>> of_preferences("train_rm.py"), of_preferences("safe_rlhf.finetune")
-    (True, False)
-    """
-    last = program.lower().removesuffix(".py").rpartition(".")[2]
-    return bool(
-        re.search(r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf|kl|gkd|opd)(?=[_-]|$)", last)
-    )
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -163,9 +152,9 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     found = _in_files(path, text, table, env, beside)
     # recipes/zephyr-7b-beta/dpo/config_full.yaml
     folder = Path(path).parent.name if "model_name_or_path" in found.keys else ""
-    if of_preferences(found.program or folder) or on_preferences(found.code):
+    if kind := other_training(found.code) or of_preferences(found.program or folder):
         what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
-        raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
+        raise ConfigError(f"{path}: {what}: {kind} is not modeled")
     said = found.keys
     configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
     if not configs and not found.program and beside is not None and "model_name_or_path" in said:

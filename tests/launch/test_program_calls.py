@@ -146,10 +146,14 @@ def test_a_template_is_told_as_such(tmp_path: Path) -> None:
         read("torchtune", str(tmp_path / "job.yaml"), SETS)
 
 
-def test_two_calls_that_differ_say_nothing(tmp_path: Path) -> None:
+def test_two_calls_that_differ_are_asked_for(tmp_path: Path) -> None:
     program = "a = SFTConfig(bf16=True)\nb = SFTConfig(bf16=False)\n"
-    script = f"{COMMAND} --per_device_train_batch_size 1"
-    assert to_job(reading(tmp_path, script, train_py=program), SETS).performance.precision == "fp32"
+    found = reading(tmp_path, f"{COMMAND} --per_device_train_batch_size 1", train_py=program)
+    assert found.left_open == {
+        "performance.precision": "bf16 is set by the code of train.py; add --set performance.precision=NAME"
+    }
+    said = reading(tmp_path, f"{COMMAND} --per_device_train_batch_size 1 --bf16", train_py=program)
+    assert to_job(said, SETS).performance.precision == "bf16"
 
 
 @pytest.mark.parametrize("launcher", ["deepspeed --hostfile hosts", "deepspeed --hostfile=hosts --num_gpus 8"])
