@@ -68,6 +68,19 @@ def of_comment(text: str) -> int | None:
     return said if not others else next(iter(others)) if [*others.values()] == [True] else None
 
 
+_NAMED = re.compile(r"(?<![\dA-Za-z])(\d{1,5})(?:[-_]?gpus?|x(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE)
+
+
+def of_name(name: str) -> int | None:
+    """The devices that the name of a config says; None where it says none, or two numbers.
+
+    >>> of_name("llama3_32b_8_gpus.toml"), of_name("llama3_70b-16xb200-16k.toml"), of_name("llama3_8b.toml")
+    (8, 16, None)
+    """
+    counts = {int(count) for count in _NAMED.findall(name.rpartition("/")[2])}
+    return counts.pop() if len(counts) == 1 else None
+
+
 SET_DEVICES = "add --set parallelism.dp=N"
 """The user's fix where the number of devices is unknown."""
 OF_EXAMPLE = "no arguments given"

@@ -57,6 +57,17 @@ class Figures:
         left = figure not in self.figures or str(self.get(figure)) in {"auto", "-1"}
         return None if left else self.keys.whole(self.figures[figure])
 
+    def states(self, figure: str) -> bool:
+        """Whether the file gives a figure itself: a default of steps is none where a program divides its batch by the devices."""
+        return self.figures.get(figure) in self.keys.values
+
+    def tell_share(self, name: str, batch: int | None) -> None:
+        """Note that a program's own `name` for a batch is read as that of a device, where none of all devices is known."""
+        if name in {"batch_size", "train_batch_size"} and not batch and told(self.keys.sets, "data.gbs") is None:
+            self.keys.notes.append(
+                f"{name} read as the batch of each device; for the global batch add --set data.gbs=N"
+            )
+
     def shares(self, degrees: Mapping[str, int]) -> tuple[int | None, int | None]:
         """Sequences of a micro-batch, and micro-batches of a step.
 

@@ -74,16 +74,38 @@ def not_modeled(name: str) -> str:
     return UNMODELED[found[1].replace("-", "")] if found else ""
 
 
+def _spelled(name: str) -> str:
+    """A name in the words of the presets."""
+    words = _last_name(name).lower().replace("___", ".").replace("_", "-")  # ___ is ModelScope's dot
+    words = re.sub(_TRAINED, "", words)
+    for pattern, meant in _spellings().items():
+        words = pattern.sub(meant, words)
+    return words
+
+
+def begins(name: str) -> str:
+    """Words for a message on a model whose name begins like a preset's: one trained further, perhaps with more words.
+
+    >>> begins("own/Qwen2.5-7B-Memory")
+    ' (qwen2.5-7b, if it has the sizes and vocabulary that its name begins with)'
+    >>> begins("own/model")
+    ''
+    """
+    words = re.sub(
+        r"^mistral-7b(?:-instruct)?-v0\.1", "mistral-7b-v0.2", re.sub(r"(?<=\d)p(?=\d+b\b)", ".", _spelled(name))
+    )
+    words = re.sub(r"^(qwen|phi)(\d)(\d)(?=-)", r"\1\2.\3", words)
+    found = [preset for preset in model_names() if re.match(rf"{re.escape(preset)}(?:-|$)", words)]
+    return f" ({max(found, key=len)}, if it has the sizes and vocabulary that its name begins with)" if found else ""
+
+
 def preset_of(name: str) -> str | None:
     """The preset of a model as Hugging Face's hub names it; None where there is none.
 
     >>> preset_of("meta-llama/Llama-3.2-3B"), preset_of("Qwen/Qwen3-4B-Instruct-2507"), preset_of("own/model")
     ('llama3-3b', 'qwen3-4b', None)
     """
-    words = _last_name(name).lower().replace("___", ".").replace("_", "-")  # ___ is ModelScope's dot
-    words = re.sub(_TRAINED, "", words)
-    for pattern, meant in _spellings().items():
-        words = pattern.sub(meant, words)
+    words = _spelled(name)
     plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", words)
     known = {found: found for found in model_names()} | aliases()
     dashless = {found.replace("-", ""): preset for found, preset in known.items()}

@@ -11,6 +11,7 @@ from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside
 from steptime.launch.config_values import syntax_of
 from steptime.launch.keys import GivenKey
+from steptime.launch.program_setup import last_name, sets_up_adapters
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
 """Options of custom programs that name a file of LoRA's settings."""
@@ -61,6 +62,7 @@ def passed_in(code: str) -> dict[str, Any]:
     {'bf16': True, 'max_seq_length': Argument(name='max_len'), 'lora_r': Argument(name='lora_r')}
     """
     tree, found = syntax_of(code), dict[str, Any]()
+    constants = _constants(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -68,8 +70,42 @@ def passed_in(code: str) -> dict[str, Any]:
         for keyword in node.keywords:
             if (key := names.get(keyword.arg or "")) is not None:
                 value = _value(keyword.value)
+                value = constants.get(value.name, value) if isinstance(keyword.value, ast.Name) else value
                 found[key] = value if found.get(key, value) == value else None
-    return _checkpointing(tree) | _model(tree) | found
+    return _checkpointing(tree) | _model(tree) | _cut_to(tree) | found
+
+
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    r"""The literals to which a module sets a name once, and nothing else in it does.
+
+    >>> _constants(ast.parse("A = 2\nB = 3\ndef f(C):\n  B = 4\nC = 5"))
+    {'A': 2}
+    """
+    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    stored += [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+    found = {
+        node.targets[0].id: _value(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+    }
+    return {
+        name: value
+        for name, value in found.items()
+        if stored.count(name) == 1 and not isinstance(value, Argument | None)
+    }
+
+
+def _cut_to(tree: ast.Module) -> dict[str, Any]:
+    """The one length to which a program's tokenizer cuts sequences.
+
+    >>> _cut_to(ast.parse("tokens = tokenizer(text, truncation=True, max_length=cutoff_len)"))
+    {'max_seq_length': Argument(name='cutoff_len')}
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "tokenizer"]
+    said = [{keyword.arg: _value(keyword.value) for keyword in call.keywords} for call in calls]
+    lengths = [words["max_length"] for words in said if words.get("truncation") is True and "max_length" in words]
+    same = lengths and lengths[0] is not None and all(length == lengths[0] for length in lengths)
+    return {"max_seq_length": lengths[0]} if same else {}
 
 
 def _model(tree: ast.Module) -> dict[str, Any]:
@@ -92,25 +128,10 @@ def _model(tree: ast.Module) -> dict[str, Any]:
         and node.args
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "from_pretrained"
-        and _last_name(node.func.value).endswith("ForCausalLM")
+        and last_name(node.func.value).endswith("ForCausalLM")
     ]
     names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else _value(arg) for arg in loads]
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
-
-
-_PREFERENCES = re.compile(r"(?:DPO|CPO|ORPO|KTO|BCO|GRPO|PPO|RLOO|XPO|OnlineDPO|NashMD|GKD|Reward|PRM)\w*Trainer")
-"""Trainers of trl (trl/trainer) that train on preferences or rewards, or beside a reference model."""
-
-
-def on_preferences(code: str) -> bool:
-    """Whether the trainers that a program constructs are all of preferences or rewards.
-
-    >>> on_preferences("t = trl.DPOTrainer(model)"), on_preferences("t = DPOTrainer(m) if dpo else SFTTrainer(m)")
-    (True, False)
-    """
-    calls = [node.func for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Call)]
-    names = [name for call in calls if (name := getattr(call, "attr", getattr(call, "id", ""))).endswith("Trainer")]
-    return bool(names) and all(_PREFERENCES.fullmatch(name) for name in names)
 
 
 def starts_trainer(text: str, beside: Beside | None) -> bool:
@@ -153,19 +174,61 @@ def _value(node: ast.expr) -> Any:
         return Argument(node.slice.value)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
         return _value(node.func.value)  # args.target_modules.split(",")
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _value(node.operand) is True:
+        return False
+    if isinstance(node, ast.Call) and last_name(node.func) in {"is_bf16_supported", "is_bfloat16_supported"}:
+        return True  # of every machine here
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 
 
+_COSTLY = {
+    "per_device_train_batch_size": "data.microbatch_sz",
+    "gradient_accumulation_steps": "data.gbs",
+    "bf16": "performance.precision",
+    "fp16": "performance.precision",
+    "gradient_checkpointing": "performance.activation_checkpointing_type",
+}
+
+
+def left_to_code(code: str, program: str, defaults: Mapping[str, Any], known: set[str]) -> dict[str, str]:
+    """Setting of a plan -> what to ask where a program passes an expression for it, which has no value without a run.
+
+    `known`: keys and names that are given. A batch of all devices says what its accumulation does.
+
+    >>> left_to_code("TrainingArguments(gradient_accumulation_steps=n // 2, bf16=args.bf16)", "a.py", {"bf16": True}, set())
+    {'data.gbs': 'gradient_accumulation_steps is set by the code of a.py; add --set data.gbs=N'}
+    """
+    found = dict[str, str]()
+    for key, value in passed_in(code).items():
+        has = value.name in {*defaults, *known} if isinstance(value, Argument) else value is not None
+        counted = key == "gradient_accumulation_steps" and "global_batch_size" in known
+        if key in _COSTLY and not has and key not in known and not counted:
+            found[_COSTLY[key]] = key
+    found |= {"data.gbs": found["data.microbatch_sz"]} if "data.microbatch_sz" in found else {}
+    value = {"performance.precision": "NAME", "performance.activation_checkpointing_type": "full"}
+    return {
+        plan: f"{key} is set by the code of {program}; add --set {plan}={value.get(plan, 'N')}"
+        for plan, key in found.items()
+    }
+
+
 def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
     """The given keys, the program's own arguments under the key to which it passes them, where nothing else gives that key."""
     named = {value.name: key for key, value in passed_in(code).items() if isinstance(value, Argument)}
     known = {item.key for item in given}
-    return [
+    switched = re.search(r"\bdeepspeed=([\"'])([^\"']+)\1 if [\w.]*\bdeepspeed else None", code)
+    found = [
         item._replace(key=named[item.name]) if item.name in named and named[item.name] not in known else item
         for item in given
+    ]
+    # TrainingArguments(deepspeed="FILE" if args.deepspeed else None)
+    if switched is None:
+        return found
+    return [
+        item._replace(value=switched[2]) if (item.key, item.value) == ("deepspeed", True) else item for item in found
     ]
 
 
@@ -203,64 +266,3 @@ def of_adapters(text: str, name: str) -> dict[str, Any]:
     inside = parse_mapping(text, name)
     names = {key: f"lora_{key.removeprefix('lora_')}" for key in inside}
     return {names[key]: value for key, value in inside.items() if names[key] in PASSED["LoraConfig"].values()}
-
-
-def sets_up_adapters(code: str) -> bool:
-    """Whether a training program puts adapters on its model unconditionally.
-
-    >>> sets_up_adapters("model = get_peft_model(model, LoraConfig(r=8))"), sets_up_adapters("if args.use_lora: LoraConfig(r=8)")
-    (True, False)
-    """
-    asked = re.search(r"\bif\b[^\n]*(?:lora|peft)|--\w*(?:lora|peft)", code, re.IGNORECASE)
-    return bool(re.search(r"\b(?:LoraConfig|get_peft_model)\(", code)) and not asked
-
-
-def quantizes(code: str) -> bool:
-    r"""Whether a training program quantizes the weights that it loads unconditionally.
-
-    >>> quantizes("q = BitsAndBytesConfig(load_in_4bit=True)"), quantizes("if args.use_qlora:\n q = BitsAndBytesConfig()")
-    (True, False)
-    """
-    asked = re.search(r"\bif\b[^\n]*(?:4_?bit|8_?bit|qlora|quant|bits)|--\w*(?:qlora|bit|quant)", code, re.IGNORECASE)
-    return "BitsAndBytesConfig(" in code and not asked
-
-
-def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:
-    """What a program sets up by its code, and no key says: quantized weights, adapters, or weights that it does not train.
-
-    `given`, `own`: keys of its command and configs, and those that its code gives.
-    """
-    by = "set up by its code"
-    found = [f"quantized weights, {by}"] if quantizes(code) and not {"load_in_4bit", "load_in_8bit"} & given else []
-    if not sets_up_adapters(code):
-        return [*found, f"frozen weights, {by}"] if _freezes(code) else found
-    told = "use_peft" in own or any(key.startswith(("lora_", "use_peft", "peft_")) for key in given)
-    return found if told else [*found, f"adapters over frozen weights, {by}"]
-
-
-def _freezes(code: str) -> bool:
-    r"""Whether a program excludes weights from training, outside of any `if`.
-
-    >>> _freezes("for p in m.parameters():\n  p.requires_grad = False"), _freezes("if a.x: m.requires_grad_(False)")
-    (True, False)
-    """
-    left: list[ast.AST] = [syntax_of(code)]
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.If | ast.IfExp) and "__name__" not in {
-            _last_name(n) for n in ast.iter_child_nodes(node.test)
-        }:
-            continue
-        named = [_last_name(target) for target in node.targets] if isinstance(node, ast.Assign) else []
-        set_ = node.value if isinstance(node, ast.Assign) and "requires_grad" in named else None
-        if isinstance(node, ast.Call) and _last_name(node.func) == "requires_grad_":
-            set_ = next(iter(node.args), None)
-        if isinstance(set_, ast.Constant) and set_.value is False:
-            return True
-        left += ast.iter_child_nodes(node)
-    return False
-
-
-def _last_name(node: ast.AST) -> str:
-    """`c` of `a.b.c` or of `c`."""
-    return str(getattr(node, "attr", getattr(node, "id", "")))

@@ -39,7 +39,6 @@ TABLES = (
     "torchtune", "automodel", "levanter", "openrlhf", "verl", "transformers",
 )  # fmt: skip
 """Kinds that are translated by a table of keys only."""
-
 MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"(?<!-)-{8,} arguments -{8,}|" + PRINTED.pattern)
@@ -197,16 +196,17 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     if set(kinds) <= {"transformers", "deepspeed"} and beside is not None and re.search(_LAUNCHED, text):
         named = (beside.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
         kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
-    telling = [
-        kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
-    ]
+    ordered = (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed")
+    telling = [kind for kind in ordered if kind in kinds]
     if telling[:1] == ["swift"] and re.search(r"\bmegatron (?:sft|pt|rlhf)\b", text):
         return "swift" if _runs_swift(path, text, beside) else "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
-    if not telling and _is_shell(path, text):
-        return "transformers" if starts_trainer(text, beside) else "megatron"  # which reports what it launches
+    if not telling and _is_shell(path, text):  # which reports what it launches
+        return "transformers" if starts_trainer(text, beside) else "megatron"
     if not telling:
+        if re.search(r"(?m)^(?:from|import) olmo_core\b", text):
+            raise ConfigError(f"{path}: a program over OLMo-core, which is not read; write a plan with its settings")
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
 

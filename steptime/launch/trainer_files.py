@@ -27,8 +27,9 @@ from steptime.launch.devices import SET_DEVICES, by_comment, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
-from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, on_preferences, passed_on
+from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
 from steptime.launch.program_defaults import defaults_in
+from steptime.launch.program_setup import of_preferences, other_training
 from steptime.launch.script_devices import devices_of
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
@@ -54,18 +55,6 @@ def without_training(said: Mapping[str, Any]) -> str:
     if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
         return ""
     return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")
-
-
-def of_preferences(program: str) -> bool:
-    """Whether a program's name says that it trains on rewards or preferences, a reward model, or beside a reference model.
-
-    >>> of_preferences("train_rm.py"), of_preferences("safe_rlhf.finetune")
-    (True, False)
-    """
-    last = program.lower().removesuffix(".py").rpartition(".")[2]
-    return bool(
-        re.search(r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf|kl|gkd|opd)(?=[_-]|$)", last)
-    )
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -163,9 +152,9 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     found = _in_files(path, text, table, env, beside)
     # recipes/zephyr-7b-beta/dpo/config_full.yaml
     folder = Path(path).parent.name if "model_name_or_path" in found.keys else ""
-    if of_preferences(found.program or folder) or on_preferences(found.code):
+    if kind := other_training(found.code) or of_preferences(found.program or folder):
         what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
-        raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
+        raise ConfigError(f"{path}: {what}: {kind} is not modeled")
     said = found.keys
     configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
     if not configs and not found.program and beside is not None and "model_name_or_path" in said:
@@ -182,7 +171,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     if not configs and not found.program and beside is not None and (why := may_launch(path, said)):
         found = found._replace(unclear={**found.unclear, "sharding": why})
     for config in configs:
-        said = flatten(parse_mapping(read_beside(config), str(config))) | said
+        said = flatten(parse_mapping(read_beside(config), str(config), repeats=True)) | said
     unset = "none" if table.raw.get("none_is_unset") else None
     said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
     if key := without_training(said):
@@ -274,11 +263,12 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
         flag, equals, name = word.text.rpartition("=")
         if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
             text = beside.text(name) if beside is not None else None
-            said |= flatten({"fsdp_config": parse_mapping(text, name)}) if text is not None else {}
+            said |= flatten({"fsdp_config": parse_mapping(text, name, repeats=True)}) if text is not None else {}
             continue
         if name.endswith(".json") and (flag if equals else last) == "--train_args_file":
             # yangjianxin1/Firefly train.py, setup_everything, and programs after it: HfArgumentParser.parse_json_file
-            said |= flatten(parse_mapping((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name))
+            text = (beside or Beside()).needed(name, f"{path}: line {word.line} reads")
+            said |= flatten(parse_mapping(text, name, repeats=True))
             continue
         if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
             said |= of_adapters((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name)

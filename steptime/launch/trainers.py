@@ -26,9 +26,10 @@ from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import put_fsdp
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
-from steptime.launch.named_models import not_modeled, of_overrides, preset_of
+from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
-from steptime.launch.program_calls import set_up_in
+from steptime.launch.program_calls import left_to_code
+from steptime.launch.program_setup import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.replaced_kernels import put_kernels, put_model_kernels
 from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
@@ -60,7 +61,9 @@ def read_trainer(
     keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
     if why := found.unclear.get("sharding"):
         keys.left_open["parallelism.zero_level"] = why
-    for why in set_up_in(found.code, {item.key for item in given}, set(own)):
+    said = {*(item.key for item in given), *found.keys}
+    keys.left_open |= left_to_code(found.code, found.program, found.defaults, said)
+    for why in set_up_in(found.code, said, set(own)):
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, beside).reading()
 
@@ -86,8 +89,7 @@ class _Plan(Figures):
         self.own_names = next(named, keys.table.raw.get("own_program", ""))
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.words = found.unclear.get("$@", "")
-        self.hybrid = False
-        """Whether each node holds all parameters and only its devices share them."""
+        self.hybrid = False  # whether each node holds all parameters and only its devices share them
         for path, value in defaults_beside(keys.given, keys.table, "plan_with").items():
             put(self.config, path, value)
         for key, rule in keys.table.rules.items():
@@ -143,8 +145,8 @@ class _Plan(Figures):
         if "seqlen" not in config["data"]:
             what = f"{self.alone} has no sequence length" if self.alone else "sequence length unknown"
             keys.left_open["data.seqlen"] = f"{what}; add --set data.seqlen=N"
-        if "performance.precision" in keys.left_open:
-            del config["performance"]["precision"]
+        for path in {"performance.precision", "data.gbs", "data.microbatch_sz"} & keys.left_open.keys():
+            config[path.partition(".")[0]].pop(path.partition(".")[2], None)
         return keys.reading({section: value for section, value in config.items() if value != {}})
 
     def _software(self) -> str:
@@ -233,7 +235,7 @@ class _Plan(Figures):
             return
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
-        what = f"model {name!r} is not among the presets" if name else f"model unknown{self.words}"
+        what = f"model {name!r} is not among the presets{begins(name)}" if name else f"model unknown{self.words}"
         if self.alone and self.beside is not None and (script := self.beside.script_of(keys.source)):
             raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what
@@ -270,7 +272,7 @@ class _Plan(Figures):
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
         (micro, steps), batch = self.shares(degrees), self.whole("@batch")
         micro = (self.whole("@micro_of_stage") if degrees["pp"] > 1 else None) or micro
-        if dp is None and batch and micro and steps and batch % (micro * steps) == 0:
+        if dp is None and batch and micro and steps and self.states("@steps") and batch % (micro * steps) == 0:
             dp = batch // (micro * steps)
         if (tokens := self.whole("@tokens_batch")) and isinstance(data.get("seqlen"), int):
             batch = tokens // data["seqlen"]
@@ -284,10 +286,7 @@ class _Plan(Figures):
             replicas = prod(axes.get(name, 1) for name in ("@dp_replicate", "@dp_dcn"))
             if (self._sharded() or product) and 1 < replicas <= dp:
                 layout["replicas"] = replicas
-            if self.own_names in {"batch_size", "train_batch_size"} and told(keys.sets, "data.gbs") is None:
-                keys.notes.append(
-                    f"{self.own_names} read as the batch of each device; for the global batch add --set data.gbs=N"
-                )
+            self.tell_share(self.own_names, batch)
             gbs = batch or (micro * (steps or 1) * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
             looked_for = str(self.get("@micro")) == "auto"  # at run time: llm-foundry

@@ -208,6 +208,16 @@ def test_a_config_that_was_moved_is_named_where_the_repository_has_one_of_its_na
         ("microsoft/phi-1_5", "phi-1.5"),
         ("BramVanroy/gpt2-cpt-dutch", "gpt2-small"),
         ("HuggingFaceTB/SmolLM-360M", "smollm2-360m"),
+        ("google/codegemma-7b-it", "gemma-7b"),
+        ("google/codegemma-1.1-2b", "gemma-2b"),
+        ("microsoft/phi-1", "phi-1.5"),
+        ("microsoft/Phi-4-reasoning-plus", "phi4"),
+        ("microsoft/Phi-4-mini-reasoning", "phi4-mini"),
+        ("garage-bAInd/Platypus2-70B-instruct", "llama2-70b"),
+        ("codellama/CodeLlama-34b-Python-hf", "codellama-34b"),
+        ("mistralai/mathstral-7B-v0.1", "mistral-7b"),
+        ("deepseek-ai/deepseek-coder-7b-instruct-v1.5", "deepseek-llm-7b"),
+        ("nvidia/OpenMath-Nemotron-7B", "qwen2.5-7b"),
     ],
 )
 def test_models_by_the_names_of_their_repositories(name, preset):
@@ -227,3 +237,15 @@ def test_models_by_the_names_of_their_repositories(name, preset):
 )
 def test_models_by_the_folders_that_hold_them(name, preset):
     assert preset_of(name) == preset
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("own/Qwen25-1p5B-Memory", "qwen2.5-1.5b"), ("/ckpt/Mistral-7B-v0.1-own", "mistral-7b-v0.2"), ("own/model", "")],
+)
+def test_a_model_whose_name_begins_like_a_presets_is_asked_for_with_it(tmp_path, name, preset):
+    run = f"torchrun --nproc_per_node 8 sft.py --model_name_or_path {name} --max_seq_length 64 --bf16"
+    run += " --per_device_train_batch_size 1\n"
+    [told] = problems(tmp_path, {"run.sh": run}, "run.sh")
+    hint = f" ({preset}, if it has the sizes and vocabulary that its name begins with)" if preset else ""
+    assert told.startswith(f"model '{name}' is not among the presets{hint}; add --set model=NAME")

@@ -119,6 +119,17 @@ def test_settings_with_a_small_cost_are_told(key):
     assert [flag.status for flag in flags if name in flag.name] == ["approximated"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("attn_logit_softcapping: 50.0", 1), ("parallel_attention: true", 1), ("parallel_attention: false", 0)],
+)
+def test_another_block_of_megatron_core_is_refused(setting, named):
+    """megatron_gpt_model.py sets each of these on the config of its layers: Gemma 2's attention, Falcon's block."""
+    key = f"\nmodel:\n  mcore_customization_config:\n    {setting}\n    query_pre_attn_scalar: 224\n"
+    found = changed("nemo/llama3_1_70b.yaml", ("\nmodel:\n", key))
+    assert len(found.of("unmodeled")) == named
+
+
 def test_nemo_2_puts_the_strategy_over_the_model_and_the_plugin_over_ddp():
     found = read(read_nemo, "nemo/llama3_70b_recipe.yaml")
     assert found.config["parallelism"]["tp"] == 4

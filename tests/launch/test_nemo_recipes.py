@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from test_files_of_forks import asked, written
 
+from steptime.launch.nemo.nemo_run import class_preset, classes
+
 PROGRAM = """\
     import nemo_run as run
     from nemo.collections import llm
@@ -133,3 +135,35 @@ def test_what_a_program_sets_and_is_not_read_is_not_left_out_in_silence(tmp_path
     text = MAIN.replace("        place = executor", f"        {line}\n        place = executor")
     (problem,) = asked(tmp_path, "run.py", text)
     assert problem.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Nemotron3Config8B", 8.54), ("Nemotron3Config22B", 21.27), ("Nemotron4Config22B", 21.27), ("GPTConfig5B", 5.05)],
+)
+def test_classes_of_sizes_alone(name: str, billions: float) -> None:
+    """Nemotron: 2 x 256,000 h + layers x (4 h^2 + 2 x 4 h x h); GPT: 50,304 h once, and positions and biases.
+
+    8B: 2.10 + 32 x 0.2013 = 8.54. 22B: 3.15 + 40 x 0.4530 = 21.27. GPT 5B: 0.206 + 24 x 12 x 4,096^2 = 4.83 + 0.21 = 5.04, and
+    0.01 of 2,048 positions and of biases.
+    """
+    fields = classes()[name]
+    h, layers, wide = fields["hidden_size"], fields["num_layers"], fields["ffn_hidden_size"]
+    tables = 1 if name.startswith("GPT") else 2
+    extra = 2_048 * h + layers * (9 * h + wide) if tables == 1 else 0
+    vocabulary = -(-fields["vocab_size"] // 128) * 128
+    assert (tables * vocabulary * h + layers * (4 * h * h + 2 * h * wide) + extra) / 1e9 == pytest.approx(
+        billions, abs=0.006
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("MistralNeMo2407Config12B", "mistral-nemo-12b"),
+        ("CodeGemmaConfig7B", "gemma-7b"),
+        ("Qwen3Config600M", "qwen3-0.6b"),
+    ],
+)
+def test_classes_by_their_names(name: str, preset: str) -> None:
+    assert class_preset(name) == preset

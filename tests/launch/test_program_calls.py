@@ -146,10 +146,14 @@ def test_a_template_is_told_as_such(tmp_path: Path) -> None:
         read("torchtune", str(tmp_path / "job.yaml"), SETS)
 
 
-def test_two_calls_that_differ_say_nothing(tmp_path: Path) -> None:
+def test_two_calls_that_differ_are_asked_for(tmp_path: Path) -> None:
     program = "a = SFTConfig(bf16=True)\nb = SFTConfig(bf16=False)\n"
-    script = f"{COMMAND} --per_device_train_batch_size 1"
-    assert to_job(reading(tmp_path, script, train_py=program), SETS).performance.precision == "fp32"
+    found = reading(tmp_path, f"{COMMAND} --per_device_train_batch_size 1", train_py=program)
+    assert found.left_open == {
+        "performance.precision": "bf16 is set by the code of train.py; add --set performance.precision=NAME"
+    }
+    said = reading(tmp_path, f"{COMMAND} --per_device_train_batch_size 1 --bf16", train_py=program)
+    assert to_job(said, SETS).performance.precision == "bf16"
 
 
 @pytest.mark.parametrize("launcher", ["deepspeed --hostfile hosts", "deepspeed --hostfile=hosts --num_gpus 8"])
@@ -175,6 +179,43 @@ def test_weights_that_the_code_quantizes_are_refused(tmp_path: Path) -> None:
     script = f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --use_lora"
     with pytest.raises(ConfigError, match=r"train\.py: quantized weights, set up by its code; not modeled"):
         lora(tmp_path, script, train_py=program)
+
+
+ALPACA = """\
+    def train(batch_size: int = 128, micro_batch_size: int = 4, cutoff_len: int = 256, lora_r: int = 8):
+        steps = batch_size // micro_batch_size // world_size
+        model = AutoModelForCausalLM.from_pretrained(base_model{bits})
+        tokens = tokenizer(text, truncation=True, max_length=cutoff_len, padding=False)
+        model = get_peft_model(model, LoraConfig(r=lora_r, target_modules=lora_target_modules))
+        TrainingArguments(per_device_train_batch_size=micro_batch_size, gradient_accumulation_steps=steps, bf16=True)
+    fire.Fire(train)
+"""
+FLAGS = "train.py --base_model Qwen/Qwen2.5-7B --batch_size 96 --micro_batch_size 4 --cutoff_len 640 --lora_r 4 "
+
+
+def test_a_batch_that_the_program_divides_says_no_devices(tmp_path: Path) -> None:
+    """96 sequences in micro-batches of 4: of 8 devices 3 micro-batches each, of 4 devices 6; `python` alone starts neither."""
+    flags = FLAGS + "--lora_target_modules '[q_proj,v_proj]'"
+    program = ALPACA.format(bits="")
+    job = to_job(reading(tmp_path, f"torchrun --nproc_per_node 8 {flags}", train_py=program), SETS)
+    assert (job.data.gbs, job.data.microbatch_sz, job.parallelism.dp, job.data.seqlen) == (96, 4, 8, 640)
+    alone = reading(tmp_path, f"python {flags}", train_py=program)
+    assert alone.left_open == {
+        "parallelism.dp": "launched by python only: number of processes unknown; add --set parallelism.dp=N"
+    }
+
+
+def test_weights_that_the_code_loads_in_8_bits_are_refused(tmp_path: Path) -> None:
+    script = f"torchrun --nproc_per_node 8 {FLAGS} --lora_target_modules '[q_proj,v_proj]'"
+    found = reading(tmp_path, script, train_py=ALPACA.format(bits=", load_in_8bit=True"))
+    with pytest.raises(ConfigError, match=r"train\.py: quantized weights, set up by its code; not modeled"):
+        to_job(found, SETS)
+
+
+def test_two_lengths_of_a_tokenizer_say_none(tmp_path: Path) -> None:
+    program = "a = tokenizer(x, truncation=True, max_length=64)\nb = tokenizer(y, truncation=True, max_length=128)\n"
+    command = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --bf16"
+    assert "data.seqlen" in (reading(tmp_path, command, train_py=program).left_open or {})
 
 
 def test_a_script_that_passes_its_words_on_asks_for_them(tmp_path: Path) -> None:

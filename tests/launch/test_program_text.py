@@ -7,7 +7,8 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside
-from steptime.launch.program_calls import passed_in, set_up_in, starts_trainer
+from steptime.launch.program_calls import passed_in, starts_trainer
+from steptime.launch.program_setup import set_up_in
 from steptime.launch.read import kind_of
 
 FROZEN = ["frozen weights, set up by its code"]

@@ -3,6 +3,9 @@
 import pytest
 from test_trainers_of_releases import job, problems
 
+from steptime.base.config import ConfigError
+from steptime.launch.read import kind_of
+
 
 def test_a_script_of_torchtitan_names_its_config(tmp_path):
     text = (
@@ -43,6 +46,29 @@ def test_options_of_accelerate_stand_before_the_program(tmp_path, options, said)
     resharded = layout.fsdp.reshard_after_forward if layout.fsdp else None
     assert (found.performance.software, layout.zero_level, resharded, found.performance.precision) == said
     assert (layout.dp, found.data.gbs) == (8, 16)
+
+
+def test_of_two_jobs_of_one_program_the_first_is_read(tmp_path):
+    """A name that says nothing of training, as sft.py; a second program is asked for."""
+    command = "torchrun --nproc_per_node 8 {} --model_name_or_path Qwen/Qwen2.5-7B --max_seq_length 1024 --bf16 true "
+    text = "".join(command.format("sft.py") + f"--per_device_train_batch_size {size}\n" for size in (2, 3))
+    found = job(tmp_path, "run.sh", text)
+    assert found.data.microbatch_sz == 2
+    assert any(note.startswith("lines 1, 2 each launch a job: only that of line 1 is read") for note in found.notes)
+    other = text + command.format("score.py") + "--per_device_train_batch_size 2\n"
+    assert "cannot determine which one trains" in problems(tmp_path, "run.sh", other)[0]
+
+
+def test_a_repeated_key_of_accelerates_config_counts_as_it_stands_last(tmp_path):
+    """As PyYAML has it."""
+    (tmp_path / "zero.yaml").write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: fp16\nnum_processes: 8\nmixed_precision: bf16\n"
+        "deepspeed_config: {zero_stage: 2, zero_stage: 3}\n"
+    )
+    text = "accelerate launch --config_file zero.yaml sft.py --model_name_or_path Qwen/Qwen2.5-7B "
+    text += "--max_seq_length 1024 --per_device_train_batch_size 1\n"
+    found = job(tmp_path, "run.sh", text)
+    assert (found.parallelism.zero_level, found.performance.precision) == (3, "bf16")
 
 
 OPENRLHF = (
@@ -92,3 +118,16 @@ def test_either_checkpointing_under_fsdp_recomputes(tmp_path, wrapped, flags, sa
     text = "accelerate launch --config_file fsdp.yaml train.py --model_name_or_path meta-llama/Llama-3.1-8B "
     text += f"--max_seq_length 4096 --per_device_train_batch_size 2 --bf16 true {flags}\n"
     assert job(tmp_path, "run.sh", text).performance.activation_checkpointing_type == said
+
+
+@pytest.mark.parametrize("program", ["-m MaxText.train", "MaxText/train.py", "-m maxtext.trainers.pre_train.train"])
+def test_a_command_of_maxtext_is_its_own(tmp_path, program):
+    text = f"python3 {program} base.yml model_name=llama2-7b per_device_batch_size=2 max_target_length=2048\n"
+    (tmp_path / "run.sh").write_text(text)
+    (tmp_path / "base.yml").write_text("remat_policy: full\nici_fsdp_parallelism: -1\n")
+    assert kind_of(str(tmp_path / "run.sh"), text) == "maxtext"
+
+
+def test_a_program_over_olmo_core_is_told_as_such():
+    with pytest.raises(ConfigError, match="a program over OLMo-core, which is not read; write a plan"):
+        kind_of("train.py", "from olmo_core.train import TrainerConfig\n")

@@ -44,6 +44,22 @@ def test_devices_that_the_user_asks_for_are_those_of_the_job():
     assert "notes" not in same.config
 
 
+def test_the_devices_in_the_name_of_a_config_go_before_those_of_a_comment():
+    """A copy of the example for 64 devices keeps its comment; either number is told as assumed, and the user's goes before."""
+    text = "# NOTE: this toml config is a preset for 64 A100 GPUs.\n" + LLAMA.replace("degree = 4", "degree = -1")
+    for name, devices, by in (
+        ("llama3_8b.toml", 64, "a comment of the file"),
+        ("llama3_8b_16_gpus.toml", 16, "the name of the file"),
+        ("runs/llama3_8b-32xb200-8k.toml", 32, "the name of the file"),
+    ):
+        found = read_torchtitan(name, text, {}, HARDWARE)
+        assert found.config["parallelism"]["dp"] == devices
+        (note,) = found.config["notes"]
+        assert note == f"number of devices not set, {devices} assumed: {by}; else add --set parallelism.dp=N"
+    sets = HARDWARE | {"devices": 8}
+    assert to_job(read_torchtitan("llama3_8b.toml", text, {}, sets), sets).parallelism.devices == 8
+
+
 def test_degrees_that_make_another_number_than_a_launcher_starts():
     with pytest.raises(ConfigError, match="the product of the degrees is 4 devices, not 8"):
         read_torchtitan("job.toml", LLAMA, {"WORLD_SIZE": "8"})

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from launch_readings import DATA, one_line
 
+from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 from steptime.launch.torchtitan.job_config import read_torchtitan
@@ -282,3 +283,15 @@ def test_a_function_without_a_loss_has_one_over_all_tokens(loss: str, chunks: in
     )
     reading = read_torchtitan("config_registry.py:llama3_8b", text, sets=SETS)
     assert reading.config["performance"].get("loss_chunks") == chunks
+
+
+def test_a_config_of_reinforcement_learning_is_another_program() -> None:
+    """torchtitan/experiments/rl/config_registry.py; a function of the trainer in the same file is read."""
+    text = (
+        "def grpo() -> RLTrainer.Config:\n    return RLTrainer.Config(env=Env.Config())\n\n"
+        'def llama3_8b() -> Trainer.Config:\n    return Trainer.Config(model_spec=model_registry("8B"),\n'
+        "        training=TrainingConfig(local_batch_size=1, seq_len=8192))\n"
+    )
+    with pytest.raises(ConfigError, match="grpo is a config of reinforcement learning, another program; not modeled"):
+        read_torchtitan("config_registry.py:grpo", text, sets=SETS)
+    assert read_torchtitan("config_registry.py:llama3_8b", text, sets=SETS).config["data"]["seqlen"] == 8192

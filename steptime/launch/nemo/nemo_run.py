@@ -115,7 +115,8 @@ def class_preset(name: str) -> str | None:
     """The preset that a class of a model's config is named after: Qwen25Config7B, MixtralConfig8x7B, Qwen2Config1P5B."""
     family, _, size = name.lower().replace("_", "-").partition("config")
     family = re.sub(r"(?<=\D\d)(?=\d$)", ".", family).removesuffix("moe")
-    size = {"500m": "0.5b"}.get(size, size.replace("p", "."))
+    family = family.removesuffix("2407")
+    size = {"500m": "0.5b", "600m": "0.6b"}.get(size, size.replace("p", "."))
     return preset_of(f"{family}-{size}".strip("-"))
 
 

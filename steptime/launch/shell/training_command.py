@@ -70,7 +70,7 @@ def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | No
             return None, [f"{name}: {LINE}={line} is no line that launches a job; use one of {where}"]
         if line:
             trains = {words: launch for words, launch in trains.items() if launch.command.line == int(line)}
-        elif len(lines) > 1 and not all(_trains(launch) and not launch.command.doubt for launch in trains.values()):
+        elif len(lines) > 1 and not _alike(list(trains.values())):
             fix = f"write {LINE}=N before the command, N one of these"
             return None, [f"{name}: {len(trains)} launch commands ({where}), cannot determine which one trains; {fix}"]
         elif len(lines) > 1:
@@ -83,6 +83,13 @@ def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | No
         told = doubt.told("put the flags in a file (args.txt)")
         return None, [f"{name}: line {launch.command.line}: whether it runs depends on {told}"]
     return launch, []
+
+
+def _alike(found: list[TrainingCommand]) -> bool:
+    """Whether commands that surely run all train: by the names of their programs, or as jobs of one program."""
+    programs = {launch.command.words[launch.at].text for launch in found}
+    started = len(programs) == 1 and all(launch.launchers for launch in found)
+    return (started or all(map(_trains, found))) and not any(launch.command.doubt for launch in found)
 
 
 def _works_otherwise(launch: TrainingCommand) -> bool:

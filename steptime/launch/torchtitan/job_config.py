@@ -14,8 +14,8 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import Tree, read_function
-from steptime.launch.config_values import CLASS, Computed, split_path
-from steptime.launch.devices import devices_in, of_comment, told
+from steptime.launch.config_values import CLASS, Computed, parsed, split_path
+from steptime.launch.devices import devices_in, of_comment, of_name, still_true, taken, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
@@ -54,7 +54,7 @@ def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, be
     said = flatten(as_toml(tree) if later else tree) | flags
     if str(said.get("checkpoint.create_seed_checkpoint")).lower() == "true":
         raise ConfigError(f"{path}: checkpoint.create_seed_checkpoint: this job does not train")
-    devices = devices or devices_in("", env) or _of_comment(said, text)
+    devices, notes = (devices, []) if (devices := devices or devices_in("", env)) else _written(said, text, file)
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
     if file.endswith(".py") and in_release(text, beside):
@@ -65,6 +65,7 @@ def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, be
         defaults.pop(LOSS, None)
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     keys.beside = beside
+    keys.notes += still_true(notes, sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", "\n".join(plain_lines(text)))
@@ -116,17 +117,38 @@ def _toml(path: str, text: str) -> Tree:
     return tree
 
 
-def _of_comment(said: Mapping[str, Any], text: str) -> int | None:
-    """The devices that a comment names ("a preset for 64 A100 GPUs"), where the file does not set the degree."""
+def _written(said: Mapping[str, Any], text: str, file: str) -> tuple[int | None, list[str]]:
+    """The devices by the file's name ("llama3_8_gpus.toml"), else by a comment ("a preset for 64 A100 GPUs"), and the note on it.
+
+    Neither where the file sets the degree. The name goes first: copies of an example keep its comment.
+    """
     degrees = [value for key, value in said.items() if key.endswith("data_parallel_shard_degree")]
-    return of_comment(text) if degrees in ([], [-1]) else None
+    if degrees not in ([], [-1]):
+        return None, []
+    for devices, by in ((of_name(file), "the name of the file"), (of_comment(text), "a comment of the file")):
+        if devices is not None:
+            return devices, [taken(devices, by)]
+    return None, []
 
 
 # --- config functions ------------------------------------------------------------------------------------------------------
 
 
 def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
-    """The config of a function."""
+    """The config of a function.
+
+    Raises:
+        ConfigError: it cannot be read, or is that of torchtitan/experiments/rl, another program.
+    """
+    of_rl = re.compile(r"\bRL\w*\.Config$")
+    for node in parsed(path, text).body:
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name == name
+            and node.returns
+            and of_rl.search(ast.unparse(node.returns))
+        ):
+            raise ConfigError(f"{path}: {name} is a config of reinforcement learning, another program; not modeled")
     if re.search(rf"\b{CONVERSION}\b", text):
         name, tree = read_converted(path, text, name, beside)
     else:

@@ -1,0 +1,139 @@
+"""What a training program sets up by its code alone, read by ast: adapters, quantized or frozen weights, other training."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from steptime.launch.config_values import syntax_of
+
+_PREFERENCES = re.compile(r"(?:DPO|CPO|ORPO|KTO|BCO|GRPO|PPO|RLOO|XPO|OnlineDPO|NashMD|GKD|Reward|PRM)\w*Trainer")
+"""Trainers of trl (trl/trainer) that train on preferences or rewards, or beside a reference model."""
+
+
+_ON_PREFERENCES = "training on preferences or rewards"
+
+
+def of_preferences(program: str) -> str:
+    """What a program trains by its name: on rewards or preferences, a reward model, or beside a reference model; else "".
+
+    >>> of_preferences("train_rm.py"), of_preferences("safe_rlhf.finetune")
+    ('training on preferences or rewards', '')
+    """
+    last = program.lower().removesuffix(".py").rpartition(".")[2]
+    words = r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf|kl|gkd|opd)(?=[_-]|$)"
+    return _ON_PREFERENCES if re.search(words, last) else ""
+
+
+def other_training(code: str) -> str:
+    """What a program trains instead of a model of text: by its trainers, or by the kind of model that it loads; else "".
+
+    >>> other_training("t = trl.DPOTrainer(model)"), other_training("t = DPOTrainer(m) if dpo else SFTTrainer(m)")
+    ('training on preferences or rewards', '')
+    >>> other_training("m = AutoModelForSequenceClassification.from_pretrained(name)")
+    'training of a model that labels sequences'
+    """
+    calls = [node.func for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Call)]
+    names = [name for call in calls if (name := last_name(call)).endswith("Trainer")]
+    if names and all(_PREFERENCES.fullmatch(name) for name in names):
+        return _ON_PREFERENCES
+    loads = (call.value for call in calls if isinstance(call, ast.Attribute) and call.attr == "from_pretrained")
+    kinds = {found[1] for load in loads if (found := re.search(r"For(CausalLM|\w+Classification)$", last_name(load)))}
+    return "training of a model that labels sequences" if kinds and "CausalLM" not in kinds else ""
+
+
+_SWITCHES = r"\bif\b[^\n]*\b\w*(?:lora|peft)\b|--[\w-]*(?:lora|peft)(?![\w-])"
+"""An `if` on a switch of adapters, and its option: use_lora, but not lora_r or lora_checkpoint."""
+_METHOD = re.compile(r"lora|peft|adapter|tun(?:e|ing)|full|method|mode", re.IGNORECASE)
+_DEEPEST = 5
+
+
+def sets_up_adapters(code: str) -> bool:
+    r"""Whether a training program puts adapters on its model, whatever its arguments.
+
+    >>> sets_up_adapters("model = get_peft_model(model, LoraConfig(r=8))"), sets_up_adapters("if args.use_lora: LoraConfig(r=8)")
+    (True, False)
+    >>> sets_up_adapters("p.add_argument('--lora_r')\nif args.lora_path: load()\nm = get_peft_model(m, c)")
+    True
+    >>> sets_up_adapters("def wrap(m):\n  return get_peft_model(m, c)\nif method == 'adapters': m = wrap(m)")
+    False
+    """
+    if re.search(_SWITCHES, code, re.IGNORECASE):
+        return False
+    tree = syntax_of(code)
+    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    wraps = list(_calls(tree, "get_peft_model")) or list(_calls(tree, "LoraConfig"))
+    return any(not _asked(node, above, tree, 0) for node in wraps)
+
+
+def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == name)
+
+
+def _asked(node: ast.AST, above: dict[ast.AST, ast.AST], tree: ast.Module, depth: int) -> bool:
+    """Whether a test on the method of training decides on a statement, or on every call of the function that it is in."""
+    while (parent := above.get(node)) is not None:
+        if (
+            isinstance(parent, ast.If | ast.IfExp)
+            and node is not parent.test
+            and _METHOD.search(ast.unparse(parent.test))
+        ):
+            return True
+        if isinstance(parent, ast.FunctionDef) and depth < _DEEPEST and (made := list(_calls(tree, parent.name))):
+            return all(_asked(call, above, tree, depth + 1) for call in made)
+        node = parent
+    return False
+
+
+def quantizes(code: str) -> bool:
+    r"""Whether a training program quantizes the weights that it loads unconditionally.
+
+    >>> quantizes("q = BitsAndBytesConfig(load_in_4bit=True)"), quantizes("if args.use_qlora:\n q = BitsAndBytesConfig()")
+    (True, False)
+    >>> quantizes("m = LlamaForCausalLM.from_pretrained(name, load_in_8bit=True)")
+    True
+    """
+    asked = re.search(r"\bif\b[^\n]*(?:4_?bit|8_?bit|qlora|quant|bits)|--\w*(?:qlora|bit|quant)", code, re.IGNORECASE)
+    return bool(re.search(r"\bBitsAndBytesConfig\(|\bload_in_[48]bit=True\b", code)) and not asked
+
+
+def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:
+    """What a program sets up by its code, and no key says: quantized weights, adapters, or weights that it does not train.
+
+    `given`, `own`: keys of its command and configs, and those that its code gives.
+    """
+    by = "set up by its code"
+    found = [f"quantized weights, {by}"] if quantizes(code) and not {"load_in_4bit", "load_in_8bit"} & given else []
+    if not sets_up_adapters(code):
+        return [*found, f"frozen weights, {by}"] if _freezes(code) else found
+    told = "use_peft" in own or any(key.startswith(("lora_", "use_peft", "peft_")) for key in given)
+    return found if told else [*found, f"adapters over frozen weights, {by}"]
+
+
+def _freezes(code: str) -> bool:
+    r"""Whether a program excludes weights from training, outside of any `if`.
+
+    >>> _freezes("for p in m.parameters():\n  p.requires_grad = False"), _freezes("if a.x: m.requires_grad_(False)")
+    (True, False)
+    """
+    left: list[ast.AST] = [syntax_of(code)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If | ast.IfExp) and "__name__" not in {
+            last_name(n) for n in ast.iter_child_nodes(node.test)
+        }:
+            continue
+        named = [last_name(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+        set_ = node.value if isinstance(node, ast.Assign) and "requires_grad" in named else None
+        if isinstance(node, ast.Call) and last_name(node.func) == "requires_grad_":
+            set_ = next(iter(node.args), None)
+        if isinstance(set_, ast.Constant) and set_.value is False:
+            return True
+        left += ast.iter_child_nodes(node)
+    return False
+
+
+def last_name(node: ast.AST) -> str:
+    """`c` of `a.b.c` or of `c`."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))

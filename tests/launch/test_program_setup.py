@@ -1,0 +1,75 @@
+"""What a training program's own code decides: constants and expressions for its trainer, adapters, and other kinds of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_program_calls import SETS, reading
+
+from steptime.base.config import ConfigError
+from steptime.launch.reading import to_job
+
+COMMAND = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --max_seq_length 2048"
+
+
+def test_constants_that_a_program_passes_are_read(tmp_path: Path) -> None:
+    """3 sequences x 5 micro-batches x 8 devices = 120, not the trainer's 8 x 1 x 8."""
+    passed = "per_device_train_batch_size=SIZE, gradient_accumulation_steps=STEPS, bf16=True"
+    program = f"SIZE = 3\nSTEPS = 5\nTrainingArguments({passed})\n"
+    job = to_job(reading(tmp_path, COMMAND, train_py=program), SETS)
+    assert (job.data.microbatch_sz, job.data.gbs, job.performance.precision) == (3, 120, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("passed", "open_keys"),
+    [
+        ("per_device_train_batch_size=sizes[name]", {"data.microbatch_sz", "data.gbs"}),
+        ("gradient_accumulation_steps=128 // world_size", {"data.gbs"}),
+        ("bf16=dtype == 'bf16'", {"performance.precision"}),
+        ("bf16=is_bfloat16_supported(), fp16=not is_bfloat16_supported()", set[str]()),
+        ("gradient_checkpointing=long > 1024", {"performance.activation_checkpointing_type"}),
+        ("gradient_checkpointing=False", set[str]()),
+    ],
+)
+def test_expressions_that_a_program_passes_are_asked_for(tmp_path: Path, passed: str, open_keys: set[str]) -> None:
+    """A default of the trainer's in their place would be another job."""
+    found = reading(tmp_path, COMMAND, train_py=f"TrainingArguments({passed})\n")
+    assert (found.left_open or {}).keys() == open_keys
+    if open_keys == {"data.gbs"}:
+        why = "gradient_accumulation_steps is set by the code of train.py; add --set data.gbs=N"
+        assert found.left_open == {"data.gbs": why}
+        with pytest.raises(ConfigError, match="gradient_accumulation_steps is set by the code"):
+            to_job(found, SETS)
+
+
+def test_a_name_that_is_set_twice_is_no_constant(tmp_path: Path) -> None:
+    program = "SIZE = 3\nif debug:\n  SIZE = 1\nTrainingArguments(per_device_train_batch_size=SIZE)\n"
+    assert "data.microbatch_sz" in (reading(tmp_path, COMMAND, train_py=program).left_open or {})
+
+
+def test_adapters_beside_an_argument_of_theirs_that_is_no_switch(tmp_path: Path) -> None:
+    """--lora_checkpoint only loads: get_peft_model() runs whatever it is; r and targets are the module's constants."""
+    program = (
+        'p.add_argument("--lora_checkpoint")\nR = 4\nif args.lora_checkpoint is not None:\n    load()\n'
+        'model = get_peft_model(model, LoraConfig(r=R, target_modules=["q_proj"]))\n'
+    )
+    lora = to_job(reading(tmp_path, COMMAND + " --bf16", train_py=program), SETS).model.lora
+    assert lora is not None
+    assert (lora.rank, list(lora.targets)) == (4, ["q_proj"])
+
+
+def test_a_ds_config_that_a_switch_of_the_program_chooses(tmp_path: Path) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    program = 'TrainingArguments(deepspeed="zero.json" if args.deepspeed else None, bf16=True)\n'
+    assert to_job(reading(tmp_path, COMMAND + " --deepspeed", train_py=program), SETS).parallelism.zero_level == 2
+    assert to_job(reading(tmp_path, COMMAND, train_py=program), SETS).performance.software == "accelerate-ddp"
+
+
+@pytest.mark.parametrize("kind", ["AutoModelForSequenceClassification", "LlamaForTokenClassification"])
+def test_a_model_that_labels_sequences_is_no_model_of_text(tmp_path: Path, kind: str) -> None:
+    program = f"model = {kind}.from_pretrained(name)\n"
+    with pytest.raises(ConfigError, match=r"runs train\.py: training of a model that labels sequences is not modeled"):
+        reading(tmp_path, COMMAND, train_py=program)
+    both = program + "other = AutoModelForCausalLM.from_pretrained(name)\n"
+    assert reading(tmp_path, COMMAND, train_py=both).config["parallelism"]["dp"] == 8
