@@ -22,6 +22,6 @@ def launches_s(job: Job, held: CountedParams) -> Num:
     if states.optimizer != "adamw" or states.optimizer_impl != "for_loop" or job.performance.cpu_offload.share:
         return 0.0
     tensors = sum([count * float(len(params.params)) for params, count in held])
-    on_dtensors = job.parallelism.fsdp is not None or job.zero_level >= 2
+    on_dtensors = job.zero_level >= 2
     slower = DTENSOR_HOST if on_dtensors else where(job.parallelism.tp > 1, DTENSOR_HOST, 1.0)
     return KERNELS * tensors * job.software.timing.host_kernel_s * slower
