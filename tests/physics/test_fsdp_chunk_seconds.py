@@ -50,9 +50,10 @@ def shown(network: float, copies: float, outlasts: float) -> float:
 
 
 def test_a_first_chunk():
-    """Forward: the root arrives at 7 s, is copied, then the embedding, till 9.5. The first layer's gather comes behind the root's,
-    till 11.5; the second's runs beside that layer till 15.5, then its compute till 18.75: 10.75 s longer than 8 s of compute. With
-    the root there, embedding and first gather start at once: 2 | 4, 4 to 7.25, 8 to 11.25: 3.25 longer.
+    """Forward: the root arrives at 7 s, is copied, then the embedding, till 9.5. The first layer's gather follows the root's, to
+    11.5 s; the second's beside that layer till 15.5, then its compute till 18.75: 10.75 s longer than 8 s of compute.
+
+    With the root there, embedding and first gather start at once: 2 | 4, 4 to 7.25, 8 to 11.25: 3.25 longer.
 
     Backward: 4 s, then 6.25 beside the other gather and 6.25: 4.5 longer. Sums of 100 elements at 4 B/s: 2 + 4 B first, then
     2 + 8. The reduction: 1.5 and 20 s, and the layers' one after another, 0.75 + 5 each.

@@ -108,8 +108,8 @@ def test_gradients_of_a_stage_come_with_its_last_backward():
 
 
 def test_seconds_of_sums_on_a_device_of_4_bytes_a_second():
-    """164,096 gradients in bf16, reduced in fp32. `price` copies 2 + 4 B of each. The first micro-batch casts them, no more; later
-    ones read and add, 2 + 4 + 4; the last also copies the sums, 4 + 4, not the gradients.
+    """164,096 gradients in bf16, reduced in fp32. `price` copies 2 + 4 B of each. The first micro-batch casts them, no more;
+    others read and add, 2 + 4 + 4; the last also copies the sums, 4 + 4, not the gradients.
     """
     on = machine(memory=4.0, node=2)
     plan = job("fsdp2", on=on, dp=2, microbatches=3, fsdp={"reduce_dtype": "fp32", "no_sync": True})
