@@ -61,7 +61,7 @@ def test_stages_that_keep_the_logits_before(software, layout, held):
 
 @pytest.mark.parametrize(("stay", "ends"), [(True, 6 * (8 * 28 + 64)), (False, 64)])
 def test_batches_are_on_the_first_and_the_last_stage(stay, ends):
-    """28 B a token: index, label and position of 8 B each, and a weight in fp32; a mask of 8 x 8. All six, or the current mask."""
+    """28 B a token: index, label and position of 8 B each, and a weight in fp32; a mask of 8 x 8. All six, or one mask."""
     assembly = staged(pp=3, performance={"batches_stay": stay})
     found = [sum(one.bytes for one in batches(assembly, chunks)) for chunks in assembly.stages]
     assert found == [ends, 0, ends]
