@@ -1,0 +1,98 @@
+"""Terms of a step that few jobs show: which stage's, which direction's, and of how many micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job, machine
+from rates import RATES
+
+from steptime.answer.result import estimate
+from steptime.cost.compute import gemm_pass
+from steptime.model.ops import Gemm
+from steptime.software.state_bytes import StateBytes
+from steptime.timing.gradients_down import most_of_one
+from steptime.timing.optimizer import adafactor_bytes_per_param, foreach_bytes_per_param
+from steptime.timing.orthogonalize import iterations_s, sharded
+
+TWO = {"n_q_heads": 2}
+
+
+def test_what_runs_again_sends_again_in_view():
+    """Two ranks of tensor parallelism on links of 1 B/s, nothing hidden: a layer run again whole sends its forward's two
+    collectives once more, so that what shows is half as much again.
+    """
+
+    def shown(how: str) -> tuple[float, dict[str, float]]:
+        performance = {"activation_checkpointing_type": how, "overlap": {"tp": False}, "recompute_stops_early": False}
+        time = estimate(job("torch", on=machine(link=1.0), model=TWO, tp=2, performance=performance)).time
+        return time.parts_s["tp_comm"], time.hidden_s
+
+    plain, hidden = shown("none")
+    again, hidden_again = shown("full")
+    assert again > plain
+    assert hidden.get("tp_comm", 0.0) == hidden_again.get("tp_comm", 0.0) == 0.0
+
+
+@pytest.mark.parametrize(("passes", "held"), [(1, 4.0), (2, 2.0)])
+def test_a_pass_holds_its_own_micro_batches(passes, held):
+    """GPipe holds all micro-batches of a pass: four, or two of four."""
+    layout = {
+        "pp": 2,
+        "dp": 2,
+        "schedule": "gpipe",
+        "pipeline_passes": passes,
+        "fsdp": {"reshard_after_forward": False},
+    }
+    found = estimate(job("fsdp2", microbatches=4, **layout))
+    assert found.pipeline is not None
+    assert found.pipeline.in_flight == [held, held]
+
+
+SIZE = StateBytes(params=2.0, gradients=3.0, master=5.0, moments=14.0)
+
+
+def test_bytes_of_updates_op_by_op():
+    """The master, or the parameter where there is none, is read and written; a parameter rounded from a master is written."""
+    assert foreach_bytes_per_param(SIZE) == 4 * 5 + 14 * 7 + 2 * 3 + 2
+    assert foreach_bytes_per_param(SIZE._replace(master=0.0)) == 4 * 2 + 14 * 7 + 2 * 3
+    assert adafactor_bytes_per_param(SIZE) == 5 * 5 + 3 * 3 + 11 * 4 + 2
+    assert adafactor_bytes_per_param(SIZE._replace(master=0.0)) == 5 * 2 + 3 * 3 + 11 * 4
+
+
+@pytest.mark.parametrize(
+    ("software", "layout", "cut"),
+    [
+        ("fsdp2", {"fsdp": {}}, True),
+        ("fsdp2", {"fsdp": {"reshard_after_forward": False}}, True),  # level 2: gradients and states alone are sharded
+        ("megatron-core", {"zero_level": 1}, False),
+    ],
+)
+def test_matrices_that_fsdp_cuts_by_rows(software, layout, cut):
+    assert sharded(job(software, dp=2, **layout)) is cut
+
+
+def test_iterations_of_rows_by_columns():
+    """Five products of 128 x 1,024 by 64, which on 100 processors fill 4 of them, and the transpose's 8; bytes of both operands, and
+    of the result twice.
+    """
+    op = Gemm("newton_schulz", (), (), m=128, n=1_024, k=64)
+    moved = 2 * (128 * 64 + 64 * 1_024 + 2 * 128 * 1_024)
+    for r in (RATES, RATES._replace(bytes_per_s=float("inf"))):
+        assert iterations_s([(128, 1_024, 64)], r) == pytest.approx(5 * gemm_pass(op, r, 128, 1_024, 64, moved).time_s)
+    wide, tall = (iterations_s([(m, n, 64)], r) for m, n in ((128, 1_024), (1_024, 128)))
+    assert wide > tall
+
+
+@pytest.mark.parametrize(
+    ("start", "elements", "stretch", "most"),
+    [
+        (0, 10, 10, 10),  # a whole stretch
+        (4, 10, 10, 6),  # 6 of the first, 4 of the second
+        (7, 10, 10, 7),  # 3, then 7
+        (8, 12, 10, 10),
+        (5, 3, 2, 2),  # 1 of its first, then 2
+        (9, 2, 10, 1),
+    ],
+)
+def test_what_a_bucket_shares_with_one_stretch(start, elements, stretch, most):
+    assert most_of_one(float(start), float(elements), float(stretch)) == most
