@@ -72,8 +72,8 @@ def test_matrices_that_fsdp_cuts_by_rows(software, layout, cut):
 
 
 def test_iterations_of_rows_by_columns():
-    """Five products of 128 x 1,024 by 64, which on 100 processors fill 4 of them, and the transpose's 8; bytes of both operands, and
-    of the result twice.
+    """Five products of 128 x 1,024 by 64, which on 100 processors fill 4 of them, the transpose's 8; bytes of both operands, and of
+    the result twice.
     """
     op = Gemm("newton_schulz", (), (), m=128, n=1_024, k=64)
     moved = 2 * (128 * 64 + 64 * 1_024 + 2 * 128 * 1_024)
