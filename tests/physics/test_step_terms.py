@@ -7,12 +7,25 @@ from physics_jobs import job, machine
 from rates import RATES
 
 from steptime.answer.result import estimate
+from steptime.cost.comm import CommCost
 from steptime.cost.compute import gemm_pass
+from steptime.hardware.machine import Machine
+from steptime.job.assembly import Assembly
 from steptime.model.ops import Gemm
+from steptime.schedule import walk
 from steptime.software.state_bytes import StateBytes
-from steptime.timing.gradients_down import most_of_one
-from steptime.timing.optimizer import adafactor_bytes_per_param, foreach_bytes_per_param
+from steptime.timing.gradients_down import SumCopies, most_of_one
+from steptime.timing.host_update import HostUpdate
+from steptime.timing.optimizer import (
+    OptimizerStep,
+    adafactor_bytes_per_param,
+    foreach_bytes_per_param,
+    quantize_bytes_per_weight,
+    updated,
+)
 from steptime.timing.orthogonalize import iterations_s, sharded
+from steptime.timing.part_times import part_times, pricing
+from steptime.timing.step_time import sends
 
 TWO = {"n_q_heads": 2}
 
@@ -72,8 +85,8 @@ def test_matrices_that_fsdp_cuts_by_rows(software, layout, cut):
 
 
 def test_iterations_of_rows_by_columns():
-    """Five products of 128 x 1,024 by 64, which on 100 processors fill 4 of them, the transpose's 8; bytes of both operands, and of
-    the result twice.
+    """Five products of 128 x 1,024 by 64, which on 100 processors fill 4 of them, the transpose's 8; bytes of both operands, and
+    of the result twice.
     """
     op = Gemm("newton_schulz", (), (), m=128, n=1_024, k=64)
     moved = 2 * (128 * 64 + 64 * 1_024 + 2 * 128 * 1_024)
@@ -96,3 +109,65 @@ def test_iterations_of_rows_by_columns():
 )
 def test_what_a_bucket_shares_with_one_stretch(start, elements, stretch, most):
     assert most_of_one(float(start), float(elements), float(stretch)) == most
+
+
+@pytest.mark.parametrize(("share", "left"), [(True, 8.0), (0.25, 6.0), (False, 8.0)])
+def test_what_a_send_delays_its_receiver(share, left):
+    """Whole, whether its sender waits or not; a share of overlap takes that much off."""
+    plan = job(pp=2, microbatches=2, performance={"overlap": {"pp": share}})
+    assert sends(plan, [CommCost(0.0, 8.0, "inside", 8.0, "pair")]) == [left]
+    assert sends(plan, []) == [0.0]
+
+
+@pytest.mark.parametrize(("zero", "ranks"), [(0, 1), (1, 2)])
+def test_tensors_that_a_rank_updates(zero, ranks):
+    """Of each of two layers q, k and v in one, projection, gate and up in one, down and two norms; embedding, head and norm. A
+    flat buffer is cut into two shards.
+    """
+    assembly = Assembly(job("megatron-core", dp=2, zero_level=zero))
+    found = updated(assembly.job, assembly.held[0])
+    assert (found.tensors, found.owned, found.held) == ((2 * 6 + 3) / ranks, 590_464 / ranks, 590_464)
+
+
+@pytest.mark.parametrize(
+    ("on", "precision", "said", "moved"),
+    [
+        # read in bf16, one copy by rows and one by columns, of 33/32 B each
+        ("gb200-nvl72", "mxfp8", {}, 2 + 2 * 33 / 32),
+        ("gb200-nvl72", "mxfp8", {"fp8_params": True}, 2 + 2 * 33 / 32),  # bf16 is gathered, and cast in any case
+        # read for the maximum and to cast; a byte each way where products take one layout only, on Hopper
+        ("dgx-h100", "fp8_current", {}, 2 * 2 + 2),
+        ("gb200-nvl72", "fp8_current", {}, 2 * 2 + 1),
+        ("dgx-h100", "fp8_current", {"fp8_params": True}, 2.0),  # the transpose alone: a byte read, a byte written
+        ("dgx-h100", "fp8_current", {"fp8_params": True, "zero_level": 3}, 0.0),  # cast by its owner
+    ],
+)
+def test_bytes_that_quantize_a_weight(on, precision, said, moved):
+    performance, layout = {"precision": precision} | said, {"dp": 2, "zero_level": said.get("zero_level", 1)}
+    performance.pop("zero_level", None)
+    plan = job(on=Machine.load(on), performance=performance, **layout)
+    assert quantize_bytes_per_weight(plan) == pytest.approx(moved)
+
+
+def test_where_nothing_goes_to_the_host():
+    assert SumCopies() == (0.0, 0.0)
+    assert OptimizerStep(3.0, HostUpdate()).in_turn == 0.0
+
+
+def test_a_stage_without_the_head_replays_none_of_it():
+    """Layers of two stages run again; of a head that has checkpointed modules the last stage's alone."""
+    performance = {"recompute": {"granularity": "selective", "modules": ["core_attn"]}}
+    plan = job(pp=2, microbatches=2, model={"n_layers": 4, "mtp": 1}, performance=performance)
+    assembly = Assembly(plan)
+    assert assembly.head_modules
+    parts = part_times(assembly, pricing(plan))
+    kinds = [[part is assembly.head for _, part, _ in parts.replays(chunk)] for (chunk,) in assembly.stages]
+    assert kinds == [[False], [False, True]]
+
+
+def test_an_action_ends_after_its_own_seconds():
+    """Two stages of two chunks that exchange on one stream, F 1 s, B 2 s, sends of half a second."""
+    found = walk("interleaved", 2, 2, 4, [[1.0, 1.0]] * 2, [[2.0, 2.0]] * 2, [0.5] * 2, exchange="one_stream")
+    assert found.first_forward_start[0][0] == 0.0
+    for starts, ends in zip(found.last_backward_start, found.last_backward_end, strict=True):
+        assert [end - start for start, end in zip(starts, ends, strict=True)] == [2.0, 2.0]
