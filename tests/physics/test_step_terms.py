@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from physics_jobs import job, machine
 from rates import RATES
@@ -9,9 +12,14 @@ from rates import RATES
 from steptime.answer.result import estimate
 from steptime.cost.comm import CommCost
 from steptime.cost.compute import gemm_pass
+from steptime.cost.exchange import Passage, passages
+from steptime.fsdp.groups import one_group
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
-from steptime.model.ops import Gemm
+from steptime.job.mesh import Group
+from steptime.memory.ledger import PartMemory, Peak
+from steptime.memory.part_memories import PartMemories, hooked
+from steptime.model.ops import Gemm, Param
 from steptime.schedule import walk
 from steptime.software.state_bytes import StateBytes
 from steptime.timing.gradients_down import SumCopies, most_of_one
@@ -171,3 +179,40 @@ def test_an_action_ends_after_its_own_seconds():
     assert found.first_forward_start[0][0] == 0.0
     for starts, ends in zip(found.last_backward_start, found.last_backward_end, strict=True):
         assert [end - start for start, end in zip(starts, ends, strict=True)] == [2.0, 2.0]
+
+
+def test_tiers_that_an_exchange_passes():
+    """Eight ranks in four nodes of two; a token has experts on half of any ranks or nodes. Inside a node half of the rows are for
+    the other rank; between nodes two copies a token, less a fourth for its own node, of 1.5 rows.
+    """
+    tiers = machine(link=1.0, node=2).tiers
+    routing: Any = SimpleNamespace(distinct=lambda n: n / 2)
+    found = list(passages(routing, Group("ep", 8.0, 1.0), tiers, 1.5))
+    assert found == [Passage(tiers[0], True, 8, 4, 0.5), Passage(tiers[1], True, 4, 2, 2 * 3 / 4 / 1.5)]
+    one_node = list(passages(routing, Group("ep", 2.0, 1.0), tiers, 1.5))
+    assert [(of.crossed, of.share) for of in one_node] == [(True, 0.5), (False, 0.0)]
+
+
+@pytest.mark.parametrize(("version", "padded"), [(1, 24), (2, 28)])
+def test_a_root_of_odd_sizes(version, padded):
+    """3 x 5 and 7 elements on two ranks. FSDP 1: the second starts at a multiple of 16 B, 16 + 7, made even. FSDP 2 makes rows
+    even: 4 x 5, and 8.
+    """
+    assembly = Assembly(job("fsdp2", dp=2, fsdp={"version": version}))
+    found = one_group(assembly, [Param("w", (3, 5)), Param("b", (7,))])
+    assert (found.elements, found.padded) == (22, padded)
+
+
+@pytest.mark.parametrize(("overlap", "neighbor"), [(None, 0.25), (False, 0.0)])
+def test_a_quarter_of_a_layer_is_on_the_host(overlap, neighbor):
+    """1,000 B saved of which 750 stay. A neighbor's quarter is there as well unless copies wait for one another."""
+    host = {"memory_bytes": 1e15, "memory_bytes_per_s": 1e12, "core_bytes_per_s": 1e12}
+    on = Machine(**machine(host_bytes_per_s=1e12).model_dump(exclude={"host"}), host=host)
+    performance = {"activation_offload": 0.25} | ({} if overlap is None else {"overlap": {"offload": overlap}})
+    assembly = Assembly(job("fsdp2", on=on, performance=performance))
+    memories = PartMemories(assembly)
+    layer = PartMemory(1_000.0, Peak(1_700.0, "mlp"), Peak(1_900.0, "mlp"))
+    [(_, _, whole)], [(_, _, found)] = (of(assembly.chunks[0]) for of in (memories.layers, memories.resident))
+    assert found == hooked(whole, 0.25, neighbor)
+    assert hooked(layer, 0.25, 0.25) != hooked(layer, 0.25, 0.0)
+    assert hooked(layer, 0.25, neighbor).saved == 750.0
