@@ -93,7 +93,7 @@ def exchange(
     pace = where(group.ranks <= members_per_domain(group, tiers[0].size), 1.0 / kernels, 0.0)
     name: Num = ""
     for one in passages(routing, group, tiers, copies):
-        pace = maximum(pace, where(one.crossed, one.share / (one.tier.bytes_per_s * one.efficiency), 0.0))
+        pace = maximum(pace, one.share / (one.tier.bytes_per_s * one.efficiency))  # 0 where it is not crossed
         name = where(one.crossed, one.tier.name, name)
     bandwidth = bytes_ * pace
     found = CommCost(EXCHANGE_S, bandwidth, name, EXCHANGE_S + bandwidth, "exchange")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, where
 from steptime.model.graphs import captured
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op
+from steptime.model.ops import Comm, Gemm, Move, Op
 from steptime.model.segments import MOE
 from steptime.software.timing_settings import TimingSettings
 
@@ -107,16 +107,14 @@ def of_op(op: Op, tp: Num, *, sharded: bool) -> tuple[Nodes, Nodes]:
 def _own(op: Op) -> tuple[Nodes, Nodes]:
     if isinstance(op, Gemm):
         return LINEAR
-    if isinstance(op, Attention):
+    if not isinstance(op, Move):
         return ATTENTION
     if op.params:
         return NORM
-    kernels: Num = op.kernels if isinstance(op, Move) else 1.0
-    same_grad = isinstance(op, Move) and op.same_grad
     forward, backward = ROUTED_PER_KERNEL if op.role in MOE else (PER_KERNEL, PER_KERNEL)
-    alone = 0.0 if same_grad else float(len(op.inputs))
-    several = kernels > 1.0
-    return Nodes(where(several, forward * kernels, 1.0)), Nodes(where(several, backward * kernels, alone))
+    alone = 0.0 if op.same_grad else float(len(op.inputs))
+    several = op.kernels > 1.0
+    return Nodes(where(several, forward * op.kernels, 1.0)), Nodes(where(several, backward * op.kernels, alone))
 
 
 def _collective(kind: str | None, ranks: Num) -> Nodes:

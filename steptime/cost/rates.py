@@ -153,7 +153,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
     found = RATES.of((accelerator, software, efficiency()), lambda: added_rates(accelerator, software))
-    if software.states.grad_accumulation_fusion or software.states.gradients_persist:
+    if software.states.gradients_persist:
         return found
     # the first micro-batch's gradient becomes the gradient where none persists
     return found._replace(accumulate_bytes=(microbatches - 1.0) / microbatches * found.accumulate_bytes)

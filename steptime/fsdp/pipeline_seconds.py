@@ -200,8 +200,7 @@ class PipelineSeconds:
             kind, chunk = step.action.kind, step.action.chunk
             of = mine[chunk]
             added: Num = turn.gathers * of.head_s + turn.reductions * of.loss_s if turn.gathers else 0.0
-            if step.fetched:
-                to_copy |= set(step.fetched)
+            to_copy |= set(step.fetched)
             if chunk in to_copy:
                 to_copy.remove(chunk)
                 added = added + of.copies_s
@@ -212,9 +211,9 @@ class PipelineSeconds:
             if kind in "BI":
                 added = added + (of.sum_s if chunk in summed else of.first_sum_s)
                 summed.add(chunk)
-            if step.fetched and not self.waits:
+            if not self.waits:
                 added = added + sum(self.shown[stage][c] for c in step.fetched)
-            fetched = tuple([(c, mine[c].gather_s) for c in step.fetched]) if step.fetched and self.waits else ()
+            fetched = tuple([(c, mine[c].gather_s) for c in step.fetched if self.waits])
             after_s = of.reduce_s if step.reduces else 0.0
             if in_time_steps(self.assembly):  # before the gradient of its input is sent
                 added, after_s = added + after_s, 0.0

@@ -16,7 +16,7 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.local_params import Pieces
-from steptime.memory.block_rests import BLOCKS, MIB, block_rest_bytes
+from steptime.memory.block_rests import BLOCKS, MIB, block_rest_bytes, whole_blocks
 from steptime.memory.buckets import PARAM_ALIGNMENT, round_up
 from steptime.memory.buffers import FP32, gradient_copy_bytes
 from steptime.memory.states import States, backward_runs, chunk_buckets, shard_ranks
@@ -134,9 +134,7 @@ def further_ends(assembly: Assembly, stage: int, states: States) -> HeldBuffer:
 def replayed(job: Job) -> bool:
     """Whether the tensors of a job's states are known one by one."""
     software = job.software
-    megatron = software.states.gradients_persist and software.states.padded_buckets
-    blocks = software.compute_capability > 0.0 and not software.buffers.expandable_segments
-    return megatron and blocks and job.zero_level <= 1 and software.states.optimizer in PER_ELEMENT
+    return whole_blocks(software) and job.zero_level <= 1 and software.states.optimizer in PER_ELEMENT
 
 
 def states_rest(assembly: Assembly, chunks: Sequence[Chunk], states: States) -> float:

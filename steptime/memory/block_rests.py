@@ -5,6 +5,7 @@ from __future__ import annotations
 from steptime.base.num import Num, where
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.states import Bucket, chunk_buckets, group_elements
+from steptime.software.performance import Software
 from steptime.software.state_bytes import StateBytes
 
 KIB = 1024.0
@@ -23,9 +24,7 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
     parameter, its master copy and its moments for themselves. `buckets`: by chunk, where they are cut already.
     """
     job, software = assembly.job, assembly.job.software
-    if software.buffers.expandable_segments or software.compute_capability == 0.0:
-        return 0.0
-    if not (software.states.gradients_persist and software.states.padded_buckets):
+    if not whole_blocks(software):
         return 0.0
     size = job.software.state_bytes
     rest: Num = 0.0
@@ -46,6 +45,12 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
             tensors = block_rest(size.params * p.each) + block_rest(size.master * p.each)
             rest = rest + count * p.tensors * (tensors + 2.0 * block_rest(size.moments / 2.0 * p.each))
     return rest
+
+
+def whole_blocks(software: Software) -> bool:
+    """Whether states are Megatron's flat buffers, in blocks of an NVIDIA device that expandable segments do not cut."""
+    nvidia = software.compute_capability != 0.0
+    return software.states.padded_buckets and nvidia and not software.buffers.expandable_segments
 
 
 def buffer_rests(size: StateBytes, cut: list[Bucket]) -> list[Num]:
