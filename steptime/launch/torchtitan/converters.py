@@ -69,8 +69,12 @@ def _with_tail(item: Tree) -> Tree:
     return {key: value for key, value in item.items() if key != "fqns"} | {"bf16_tail_fraction": given}
 
 
-def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool) -> dict[str, Any]:
-    """`precision`, and `fp8_params` where FSDP gathers weights in float8; nothing without a converter that is modeled."""
+def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool, splits_data: bool) -> dict[str, Any]:
+    """`precision`, and `fp8_params` where FSDP gathers weights in float8; nothing without a converter that is modeled.
+
+    `splits_data`: whether shards hold different data. Where context parallelism alone shards, weights are gathered unconverted
+    (torchtitan v0.2.0, torchtitan/components/quantization/float8.py, parallel_dims.dp_shard_enabled).
+    """
     key = "model.converters"
     named = [name for name in keys.words(key) if name not in TOML_NAMES]
     switch = "float8.enable_float8_linear"
@@ -95,9 +99,10 @@ def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool) -> dict[str, Any]:
     found = {"precision": keys.word(f"{section}.recipe_name")}
     gathers = f"{section}.enable_fsdp_float8_all_gather"
     if section == _FLOAT8 and keys.on(gathers):
-        if found["precision"] == "fp8_tensorwise":
+        if found["precision"] == "fp8_tensorwise" and splits_data:
             return found | {"fp8_params": True}
-        keys.without_effect(gathers, "weights scaled by row are gathered unconverted")
+        scaled = "weights scaled by row" if splits_data else "weights that context parallelism alone shards"
+        keys.without_effect(gathers, f"{scaled} are gathered unconverted")
     if section == _FP4 and (tail := keys.number(f"{_FP4}.bf16_tail_fraction")):
         found["bf16_layers_at_end"] = ceil(n_layers * tail)
     names = f"{section}.fqns" if section == _FP4 else f"{section}.filter_fqns"

@@ -85,10 +85,11 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     model = balanced(keys, model, parallelism.get("ep", 1), str(keys.get(f"{_P}expert_parallel_comm_backend")).lower())
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
+    splits = degrees.dp > degrees.replicate or "parallelism.dp" in keys.left_open
     performance: dict[str, Any] = {"software": f"torchtitan{'' if degrees.fsdp else '-ddp'}{release}"}
     performance |= (
         dtypes_of(keys, degrees)
-        | precision_of(keys, n_layers, fsdp=degrees.fsdp)
+        | precision_of(keys, n_layers, fsdp=degrees.fsdp, splits_data=splits)
         | kernels_of(keys, degrees, release)
         | ({"cuda_graphs": True} if captures(keys, degrees.pp, fsdp=degrees.fsdp) else {})
         | rotary_of(keys, model, release)
