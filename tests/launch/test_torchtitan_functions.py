@@ -6,6 +6,7 @@ import pytest
 import yaml
 from launch_readings import DATA, one_line
 
+from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 from steptime.launch.torchtitan.job_config import read_torchtitan
@@ -282,3 +283,18 @@ def test_a_function_without_a_loss_has_one_over_all_tokens(loss: str, chunks: in
     )
     reading = read_torchtitan("config_registry.py:llama3_8b", text, sets=SETS)
     assert reading.config["performance"].get("loss_chunks") == chunks
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        ("Controller", "reinforcement learning: a trainer that waits for generators"),
+        ("FluxTrainer", "flux, another kind of model (it makes images)"),
+    ],
+)
+def test_a_function_of_another_program_is_refused_before_its_model(returned, why):
+    """torchtitan/experiments/rl/examples/alphabet_sort/config_registry.py and models/flux/config_registry.py@b5bcd76c."""
+    text = f"def qwen3_run() -> {returned}.Config:\n    return {returned}.Config(model_spec=registry('0.6B'))\n"
+    with pytest.raises(ConfigError) as raised:
+        read_torchtitan("config_registry.py:qwen3_run", text, {})
+    assert str(raised.value) == f"config_registry.py:qwen3_run: {why}; not modeled"
