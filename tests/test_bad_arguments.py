@@ -66,7 +66,7 @@ hardware: h100
 SAID = {
     "a.yaml search": "3dtrn: the subcommand comes first: 3dtrn search a.yaml",
     "validate runs.csv": "3dtrn validate: one argument too many: runs.csv; a CSV of measured runs is --measurements runs.csv, a "
-    "training log --log runs.csv",
+    "training log --log runs.csv, the plan of a log --plan runs.csv",
     "validate --log runs.csv": "runs.csv: no iterations logged; give the log of a training run (with step times); a CSV of "
     "measured runs is for 3dtrn validate --measurements",
     "sensitivity a.yaml b.yaml": "3dtrn sensitivity: one argument too many: b.yaml; 3dtrn sensitivity --help lists its arguments",

@@ -64,7 +64,7 @@ def test_pipelines(seqlen, batch, schedule, vpp, measured):
     ],
 )
 def test_reserved_memory(seqlen, batch, more, gib):
-    """12 to 20 % too small; 14 to 26 % without the outputs and the reduction's input that stay, and with fp8 gathered for cp 8.
+    """12 to 20 % too small; 15 to 24 % without the outputs and the reduction's input that stay.
 
     Float8 is gathered with several shards of data alone (torchtitan@9dec370 float8.py, parallel_dims.dp_shard_enabled).
     """

@@ -38,7 +38,8 @@ class Parser(argparse.ArgumentParser):
         """Where an argument belongs that the subcommand does not take by itself."""
         options = {name for action in self._actions for name in action.option_strings}
         if {"--measurements", "--log"} <= options:
-            return f"a CSV of measured runs is --measurements {word}, a training log --log {word}"
+            csv, log = f"a CSV of measured runs is --measurements {word}", f"a training log --log {word}"
+            return f"{csv}, {log}, the plan of a log --plan {word}"
         return f"{self.prog} --help lists its arguments"
 
     def _meant(self, option: str) -> str:

@@ -128,8 +128,10 @@ def convention(compared: Compared) -> list[str]:
 def measured(compared: Compared) -> FactList:
     """The lines behind the measured step."""
     run, steady = compared.run, compared.run.steady
+    whose = run.reading.framework
+    whose = f"with {whose}, {run.reading.source}" if whose == "a plan" else whose
     facts = [
-        Fact("log", [", ".join(run.log.files) + f" ({run.reading.framework})"]),
+        Fact("log", [", ".join(run.log.files) + f" ({whose})"]),
         Fact("used", [_used(steady), *_left_out(steady)]),
         Fact("median", [_median(steady)]),
     ]

@@ -285,13 +285,17 @@ def test_a_function_without_a_loss_has_one_over_all_tokens(loss: str, chunks: in
     assert reading.config["performance"].get("loss_chunks") == chunks
 
 
-def test_a_config_of_reinforcement_learning_is_another_program() -> None:
-    """torchtitan/experiments/rl/config_registry.py; a function of the trainer in the same file is read."""
-    text = (
-        "def grpo() -> RLTrainer.Config:\n    return RLTrainer.Config(env=Env.Config())\n\n"
-        'def llama3_8b() -> Trainer.Config:\n    return Trainer.Config(model_spec=model_registry("8B"),\n'
-        "        training=TrainingConfig(local_batch_size=1, seq_len=8192))\n"
-    )
-    with pytest.raises(ConfigError, match="grpo is a config of reinforcement learning, another program; not modeled"):
-        read_torchtitan("config_registry.py:grpo", text, sets=SETS)
-    assert read_torchtitan("config_registry.py:llama3_8b", text, sets=SETS).config["data"]["seqlen"] == 8192
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        ("Controller", "reinforcement learning: a trainer that waits for generators"),
+        ("RLTrainer", "reinforcement learning: a trainer that waits for generators"),
+        ("FluxTrainer", "flux, another kind of model (it makes images)"),
+    ],
+)
+def test_a_function_of_another_program_is_refused_before_its_model(returned, why):
+    """torchtitan/experiments/rl/examples/alphabet_sort/config_registry.py and models/flux/config_registry.py@b5bcd76c."""
+    text = f"def qwen3_run() -> {returned}.Config:\n    return {returned}.Config(model_spec=registry('0.6B'))\n"
+    with pytest.raises(ConfigError) as raised:
+        read_torchtitan("config_registry.py:qwen3_run", text, {})
+    assert str(raised.value) == f"config_registry.py:qwen3_run: {why}; not modeled"

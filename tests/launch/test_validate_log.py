@@ -316,7 +316,9 @@ def test_a_plan_of_other_devices_than_the_logs_is_told(capsys, tmp_path):
         words = "the plan has 16 devices, the log's job ran on 8: these are two jobs"
         assert sum(note.startswith(words) for note in found["notes"]) == told
         assert cli.main(["validate", "--log", log, "--plan", str(path)]) == 0
-        assert capsys.readouterr().out.count("the plan has 16 devices") == told
+        out = capsys.readouterr().out
+        assert out.count("the plan has 16 devices") == told
+        assert f"torchtitan-llama3-8b.log (with a plan, {path})".replace(" ", "") in "".join(out.split())
 
 
 def test_a_megatron_bridge_log(capsys):

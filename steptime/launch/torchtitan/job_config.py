@@ -19,7 +19,7 @@ from steptime.launch.devices import devices_in, of_comment, of_name, still_true,
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
-from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
+from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.batch import by_tokens, is_in_tokens
 from steptime.launch.torchtitan.captures import KEY as CAPTURES
 from steptime.launch.torchtitan.captures import in_release
@@ -134,21 +134,19 @@ def _written(said: Mapping[str, Any], text: str, file: str) -> tuple[int | None,
 # --- config functions ------------------------------------------------------------------------------------------------------
 
 
-def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
-    """The config of a function.
+_OTHER = {
+    "Controller": "reinforcement learning: a trainer that waits for generators",
+    "RLTrainer": "reinforcement learning: a trainer that waits for generators",
+    "FluxTrainer": f"flux, {OTHER_MODEL} (it makes images)",
+}
+"""Classes whose configs are of no training step that is modeled (torchtitan/experiments/rl/controller.py, models/flux)."""
 
-    Raises:
-        ConfigError: it cannot be read, or is that of torchtitan/experiments/rl, another program.
-    """
-    of_rl = re.compile(r"\bRL\w*\.Config$")
-    for node in parsed(path, text).body:
-        if (
-            isinstance(node, ast.FunctionDef)
-            and node.name == name
-            and node.returns
-            and of_rl.search(ast.unparse(node.returns))
-        ):
-            raise ConfigError(f"{path}: {name} is a config of reinforcement learning, another program; not modeled")
+
+def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
+    """The config of a function."""
+    returned = re.search(rf"^def {re.escape(name)}\([^)]*\) -> (\w+)\.Config:", text, re.MULTILINE)
+    if returned and returned[1] in _OTHER:
+        raise ConfigError(f"{path}:{name}: {_OTHER[returned[1]]}; not modeled")
     if re.search(rf"\b{CONVERSION}\b", text):
         name, tree = read_converted(path, text, name, beside)
     else:
