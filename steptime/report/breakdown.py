@@ -161,11 +161,14 @@ def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> lis
 
 
 def _unreduced(estimate: Estimate) -> list[str]:
-    """Where the gradients of FSDP in a pipeline are at the peak: whole, until the last micro-batch reduces them."""
-    worst = estimate.memory.stages[estimate.memory.worst_stage]
+    """Where the gradients of FSDP in a pipeline are at the peak: whole, until the last micro-batch reduces them.
+
+    A loss in chunks reduces the head's with each micro-batch (`fsdp.loss_in_pipeline`).
+    """
+    worst = estimate.peaks.stages[estimate.peaks.worst_stage]
     if worst.gradients_bytes or worst.peak_op.startswith("forward") or not estimate.job.parallelism.fsdp:
         return []
-    return ["no gradient is reduced yet at the peak: whole gradients are among the transients"]
+    return ["no layer's gradient is reduced yet at the peak: whole gradients are among the transients"]
 
 
 def _alike(stages: Sequence[StageMemory]) -> list[list[StageMemory]]:
