@@ -33,6 +33,7 @@ ORDER = [
     ),
     "torchtitan",
     *(
+        "program_setup",
         "program_calls",
         "config_sections",
         "script_devices",
