@@ -203,7 +203,8 @@ def left_to_code(code: str, program: str, defaults: Mapping[str, Any], known: se
     """
     found = dict[str, str]()
     for key, value in passed_in(code).items():
-        has = value.name in {*defaults, *known} if isinstance(value, Argument) else value is not None
+        own = {key, *defaults, *known}  # the trainer's own argument has the trainer's default
+        has = value.name in own if isinstance(value, Argument) else value is not None
         counted = key == "gradient_accumulation_steps" and "global_batch_size" in known
         if key in _COSTLY and not has and key not in known and not counted:
             found[_COSTLY[key]] = key

@@ -46,6 +46,7 @@ def other_training(code: str) -> str:
 _SWITCHES = r"\bif\b[^\n]*\b\w*(?:lora|peft)\b|--[\w-]*(?:lora|peft)(?![\w-])"
 """An `if` on a switch of adapters, and its option: use_lora, but not lora_r or lora_checkpoint."""
 _METHOD = re.compile(r"lora|peft|adapter|tun(?:e|ing)|full|method|mode", re.IGNORECASE)
+_BITS = re.compile(r"bit|int[48]|quant|bnb|lora", re.IGNORECASE)
 _DEEPEST = 5
 
 
@@ -62,26 +63,27 @@ def sets_up_adapters(code: str) -> bool:
     if re.search(_SWITCHES, code, re.IGNORECASE):
         return False
     tree = syntax_of(code)
-    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    above = _above(tree)
     wraps = list(_calls(tree, "get_peft_model")) or list(_calls(tree, "LoraConfig"))
-    return any(not _asked(node, above, tree, 0) for node in wraps)
+    return any(not _asked(node, above, tree, _METHOD) for node in wraps)
+
+
+def _above(tree: ast.Module) -> dict[ast.AST, ast.AST]:
+    """Node -> the one that it is in."""
+    return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
 
 def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == name)
 
 
-def _asked(node: ast.AST, above: dict[ast.AST, ast.AST], tree: ast.Module, depth: int) -> bool:
-    """Whether a test on the method of training decides on a statement, or on every call of the function that it is in."""
+def _asked(node: ast.AST, above: dict[ast.AST, ast.AST], tree: ast.Module, of: re.Pattern[str], depth: int = 0) -> bool:
+    """Whether a test with such words decides on a statement, or on every call of the function that it is in."""
     while (parent := above.get(node)) is not None:
-        if (
-            isinstance(parent, ast.If | ast.IfExp)
-            and node is not parent.test
-            and _METHOD.search(ast.unparse(parent.test))
-        ):
+        if isinstance(parent, ast.If | ast.IfExp) and node is not parent.test and of.search(ast.unparse(parent.test)):
             return True
         if isinstance(parent, ast.FunctionDef) and depth < _DEEPEST and (made := list(_calls(tree, parent.name))):
-            return all(_asked(call, above, tree, depth + 1) for call in made)
+            return all(_asked(call, above, tree, of, depth + 1) for call in made)
         node = parent
     return False
 
@@ -91,11 +93,22 @@ def quantizes(code: str) -> bool:
 
     >>> quantizes("q = BitsAndBytesConfig(load_in_4bit=True)"), quantizes("if args.use_qlora:\n q = BitsAndBytesConfig()")
     (True, False)
-    >>> quantizes("m = LlamaForCausalLM.from_pretrained(name, load_in_8bit=True)")
-    True
+    >>> code = "m = LlamaForCausalLM.from_pretrained(name, load_in_8bit=True)"
+    >>> quantizes(code), quantizes(f"if args.use_int8_training:\n  print()\n  {code}")
+    (True, False)
     """
     asked = re.search(r"\bif\b[^\n]*(?:4_?bit|8_?bit|qlora|quant|bits)|--\w*(?:qlora|bit|quant)", code, re.IGNORECASE)
-    return bool(re.search(r"\bBitsAndBytesConfig\(|\bload_in_[48]bit=True\b", code)) and not asked
+    if asked or not re.search(r"\bBitsAndBytesConfig\(|\bload_in_[48]bit=True\b", code):
+        return False
+    tree = syntax_of(code)
+    above = _above(tree)
+    loads = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and _in_bits(node)]
+    return any(not _asked(node, above, tree, _BITS) for node in [*_calls(tree, "BitsAndBytesConfig"), *loads])
+
+
+def _in_bits(node: ast.keyword) -> bool:
+    """load_in_8bit=True, load_in_4bit=True."""
+    return bool(node.arg and re.fullmatch("load_in_[48]bit", node.arg)) and getattr(node.value, "value", None) is True
 
 
 def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:

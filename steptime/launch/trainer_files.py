@@ -60,6 +60,9 @@ def without_training(said: Mapping[str, Any]) -> str:
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """Keys with a switch no_X as X, where the trainer has only X; and what a key implies where nothing else is said."""
     found: dict[str, Any] = {}
+    for name, others in (table.raw.get("superseded") or {}).items():
+        if any(said.get(other) for other in others):
+            said = {key: value for key, value in said.items() if key != name}
     for by, more in (table.raw.get("implied") or {}).items():
         said = more | said if by in said else said
     for name, value in said.items():

@@ -30,6 +30,7 @@ def test_constants_that_a_program_passes_are_read(tmp_path: Path) -> None:
         ("bf16=is_bfloat16_supported(), fp16=not is_bfloat16_supported()", set[str]()),
         ("gradient_checkpointing=long > 1024", {"performance.activation_checkpointing_type"}),
         ("gradient_checkpointing=False", set[str]()),
+        ("gradient_checkpointing=own.gradient_checkpointing, bf16=own.bf16", set[str]()),  # TrainingArguments' own
     ],
 )
 def test_expressions_that_a_program_passes_are_asked_for(tmp_path: Path, passed: str, open_keys: set[str]) -> None:

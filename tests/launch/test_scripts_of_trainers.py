@@ -131,3 +131,10 @@ def test_a_command_of_maxtext_is_its_own(tmp_path, program):
 def test_a_program_over_olmo_core_is_told_as_such():
     with pytest.raises(ConfigError, match="a program over OLMo-core, which is not read; write a plan"):
         kind_of("train.py", "from olmo_core.train import TrainerConfig\n")
+
+
+def test_the_kind_of_a_model_under_swift_is_not_its_name(tmp_path):
+    """swift/arguments: --model names the weights, --model_type how they are loaded."""
+    flags = "--model_type qwen3 --tuner_type full --max_length 512 --per_device_train_batch_size 1\n"
+    text = f"NPROC_PER_NODE=8 swift sft --model /weights/Qwen3-0.6B {flags}"
+    assert job(tmp_path, "run.sh", text).model.name == "qwen3-0.6b"
