@@ -14,7 +14,7 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import Tree, read_function
-from steptime.launch.config_values import CLASS, Computed, parsed, split_path
+from steptime.launch.config_values import CLASS, Computed, split_path
 from steptime.launch.devices import devices_in, of_comment, of_name, still_true, taken, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
