@@ -9,9 +9,11 @@ import pytest
 from physics_jobs import job, machine
 from walked_moments import LAYER, Every
 
+from steptime.answer.result import estimate
 from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import rates
 from steptime.cost.work import Work
+from steptime.fsdp.flat_walk import flat_forward
 from steptime.fsdp.groups import Buffers, groups
 from steptime.fsdp.loss_in_pipeline import by_micro_batch
 from steptime.fsdp.memory_walk import Wrapped, backward, copied_parameters
@@ -181,3 +183,19 @@ def test_matrices_of_an_optimizer():
     assert matrix(Param("w", (6, 8)), 48.0) == (6.0, 8)
     plan: Any = SimpleNamespace(software=SimpleNamespace(states=SimpleNamespace(optimizer="adamw")))
     assert unevenness(plan, [], {"dense": 2, "expert": 4}) == {"dense": 0.0, "expert": 0.0}
+
+
+@pytest.mark.parametrize(("root", "layer", "sent"), [(50.0, 5.0, 50.0), (1.0, 5.0, 5.0)])
+def test_shards_that_version_1_sends(root, layer, sent):
+    """The largest shard of the root or of a layer, not what they are gathered into."""
+    assembly, found = sharded(version=1), Every()
+    layers = [Wrapped(LAYER, [BLOCK._replace(sent=layer)], [0.0], 0.0, 0.0)] * 2
+    flat_forward(assembly, PartMemories(assembly), found, ROOT._replace(sent=root), layers)
+    assert found.sent == sent
+
+
+@pytest.mark.parametrize(("replicas", "reduced"), [(1, 0), (2, 2)])
+def test_reductions_between_replicas(replicas, reduced):
+    """A row each for root and layers, where there are several."""
+    found = estimate(job("fsdp2", dp=4, replicas=replicas, fsdp={})).collectives
+    assert sum("replicas" in row.name for row in found) == reduced

@@ -24,6 +24,7 @@ from steptime.schedule import walk
 from steptime.software.state_bytes import StateBytes
 from steptime.timing.gradients_down import SumCopies, most_of_one
 from steptime.timing.host_update import HostUpdate
+from steptime.timing.op_times import OpTime, chunk_op_times, replayed_times
 from steptime.timing.optimizer import (
     OptimizerStep,
     adafactor_bytes_per_param,
@@ -216,3 +217,18 @@ def test_a_quarter_of_a_layer_is_on_the_host(overlap, neighbor):
     assert found == hooked(whole, 0.25, neighbor)
     assert hooked(layer, 0.25, 0.25) != hooked(layer, 0.25, 0.0)
     assert hooked(layer, 0.25, neighbor).saved == 750.0
+
+
+def test_what_a_head_runs_again_stands_with_the_head():
+    """Its replay is one, whole, in the row of the head."""
+    performance = {"recompute": {"granularity": "selective", "modules": ["core_attn"]}}
+    on = machine(flops=1.0)
+    timing = estimate(job(on=on, pp=2, microbatches=2, model={"n_layers": 4, "mtp": 1}, performance=performance)).timing
+    chunk, head = timing.assembly.stages[1][0], timing.assembly.head
+    [again] = [work for _, part, work in timing.parts.replays(chunk) if part is head]
+    assert again.seconds > 0.0
+    assert sum(op.seconds for op in replayed_times(timing, chunk)[head]) == pytest.approx(again.seconds)
+    first = chunk_op_times(timing, chunk, "B")[0]
+    assert first.name == "head"
+    assert sum(op.seconds for op in first.ops if op.kind == "recompute") == pytest.approx(again.seconds)
+    assert OpTime("a", "gemm", 1.0).before
