@@ -132,8 +132,8 @@ def test_a_fetch_by_an_action_that_needs_nothing_else():
 
 
 def test_a_loss_adds_to_what_its_actions_need_anyway():
-    """Each loss takes 3 + 4 s, the backward's gather of the head 3 s. F0 gathers all in 1,000 s, or copies in 7 s what was fetched;
-    a backward gathers its layers in 30 s; the first sum takes 0.5 s, the second 0.25.
+    """Each loss takes 3 + 4 s, the backward's gather of the head 3 s. F0 gathers all in 1,000 s, or copies what was fetched in
+    7 s; a backward gathers its layers in 30 s; the first sum takes 0.5 s, the second 0.25.
     """
     chunk = ChunkSeconds(1_000.0, 200.0, 30.0, 50.0, 7.0, 0.5, 0.25, 9.0, 3.0, 4.0)
     resharded = of_stages(True, chunk, fsdp={"reduce_dtype": "fp32", "reshard_after_forward": True})
@@ -151,7 +151,7 @@ def test_a_loss_adds_to_what_its_actions_need_anyway():
 
 @pytest.mark.parametrize(("passes", "no_sync"), [(1, False), (2, False), (2, True)])
 def test_gathers_and_reductions_of_a_pass(passes, no_sync):
-    """Root and two layers, 8 s and 16 s each, once in each pass of two micro-batches; or once in all passes, half of it in each."""
+    """Root and two layers, 8 s and 16 s each, once in each pass of two micro-batches; or once in all passes, half in each."""
     said = {"reduce_dtype": "fp32", "reshard_after_forward": False, "no_sync": no_sync}
     nothing = ChunkSeconds(*[0.0] * 8)
     found = of_stages(True, nothing, pipeline_passes=passes, microbatches=2 * passes, fsdp=said)
