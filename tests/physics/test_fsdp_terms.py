@@ -17,16 +17,19 @@ from steptime.fsdp.flat_walk import flat_forward
 from steptime.fsdp.groups import Buffers, groups
 from steptime.fsdp.loss_in_pipeline import by_micro_batch
 from steptime.fsdp.memory_walk import Wrapped, backward, copied_parameters
+from steptime.fsdp.moments import Moments
 from steptime.fsdp.no_sync_walk import Phase, Sums, reductions, root_sums
 from steptime.fsdp.of_job import ends_alike, unsynced
 from steptime.fsdp.passes import pass_moments
 from steptime.fsdp.pipeline_memory import stage_actions, stage_chunks
 from steptime.fsdp.plus_plus import reduction
 from steptime.fsdp.seconds import CommSeconds, gathered_again, group_seconds, price
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.job.mesh import Group
 from steptime.memory.optimizer_moments import matrix, unevenness
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.states import stage_states
 from steptime.model.ops import Param
 from steptime.schedule import order
 
@@ -199,3 +202,18 @@ def test_reductions_between_replicas(replicas, reduced):
     """A row each for root and layers, where there are several."""
     found = estimate(job("fsdp2", dp=4, replicas=replicas, fsdp={})).collectives
     assert sum("replicas" in row.name for row in found) == reduced
+
+
+def test_without_a_moment_nothing_is_held():
+    found = Moments(0.0).found
+    assert (found.added_bytes, found.most_bytes, found.gathers_bytes) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("away", "left"), [(0.0, 1.0), (0.25, 0.75), (1.0, 0.0)])
+def test_states_that_the_device_keeps(away, left):
+    """Of 590,464 parameters on two ranks that the optimizer's states are sharded over, less those whose states the host has."""
+    host = {"memory_bytes": 1e15, "memory_bytes_per_s": 1e12, "core_bytes_per_s": 1e12}
+    on = Machine(**machine(host_bytes_per_s=1e12).model_dump(exclude={"host"}), host=host)
+    performance = {"cpu_offload": {"optimizer": away}} if away else {}
+    [states] = stage_states(Assembly(job(on=on, dp=2, zero_level=1, performance=performance)))
+    assert states.owned == left * 590_464 / 2
