@@ -21,6 +21,7 @@ from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, hooked
 from steptime.model.ops import Gemm, Param
 from steptime.schedule import walk
+from steptime.schedule.live import states
 from steptime.software.state_bytes import StateBytes
 from steptime.timing.gradients_down import SumCopies, most_of_one
 from steptime.timing.host_update import HostUpdate
@@ -232,3 +233,16 @@ def test_what_a_head_runs_again_stands_with_the_head():
     assert first.name == "head"
     assert sum(op.seconds for op in first.ops if op.kind == "recompute") == pytest.approx(again.seconds)
     assert OpTime("a", "gemm", 1.0).before
+
+
+def test_the_first_of_equal_states_is_named():
+    """One stage of two chunks, 12 micro-batches: F0.0 F0.1 B0.1 F1.0 B0.0 F1.1 ... With F0.1 it holds one of each chunk, with F1.0
+    two of the first; all that follow hold the same.
+    """
+    [found] = states("1f1b", 1, 2, 12)
+    assert [(of.held, of.action.kind, of.action.microbatch) for of in found] == [
+        ((1, 1), "F", 0),
+        ((1, 1), "B", 0),
+        ((2, 0), "F", 1),
+        ((2, 0), "B", 0),
+    ]
