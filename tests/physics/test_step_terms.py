@@ -236,8 +236,8 @@ def test_what_a_head_runs_again_stands_with_the_head():
 
 
 def test_the_first_of_equal_states_is_named():
-    """One stage of two chunks, 12 micro-batches: F0.0 F0.1 B0.1 F1.0 B0.0 F1.1 ... With F0.1 it holds one of each chunk, with F1.0
-    two of the first; all that follow hold the same.
+    """One stage of two chunks, 12 micro-batches: F0.0 F0.1 B0.1 F1.0 B0.0 F1.1 ... With F0.1 it holds one of each chunk, with
+    F1.0 two of the first; all that follow hold the same.
     """
     [found] = states("1f1b", 1, 2, 12)
     assert [(of.held, of.action.kind, of.action.microbatch) for of in found] == [
