@@ -98,7 +98,7 @@ def test_copies_and_a_reduction():
 
 def of_stages(share: bool | float, chunk: ChunkSeconds, **layout: Any) -> PipelineSeconds:
     """Stages whose chunks all take these seconds; parts take none."""
-    said = {"performance": {"overlap": {"dp": share}}} | layout
+    said: dict[str, Any] = {"performance": {"overlap": {"dp": share}}} | layout
     assembly = assembled("fsdp2", **said)
     nothing = PartTime(Work(), Work(), Work())
     parts = dict.fromkeys((assembly.embedding, *assembly.kinds, assembly.head), nothing)

@@ -150,8 +150,10 @@ def test_a_backward_in_halves_gathers_with_its_first():
 
 def test_gradients_of_weights_between_a_loss_and_its_backward():
     """F0 I0 F1 W0 I1 W1: W0 runs while the second loss has freed the head, which I1 gathers."""
-    actions = [Action(kind, at, 0) for kind, at in (("F", 0), ("I", 0), ("F", 1), ("W", 0), ("I", 1), ("W", 1))]
-    steps = sharded_steps(tuple(actions), ahead=True, reshard=False)
+    actions = (
+        Action("F", 0, 0), Action("I", 0, 0), Action("F", 1, 0), Action("W", 0, 0), Action("I", 1, 0), Action("W", 1, 0),
+    )  # fmt: skip
+    steps = sharded_steps(actions, ahead=True, reshard=False)
     assert turns(steps, {0}) == [Turn(1, 1), Turn(1), Turn(1, 1), Turn(), Turn(1), Turn()]
 
 
