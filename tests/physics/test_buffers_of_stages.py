@@ -27,7 +27,8 @@ LAYERS = {"n_layers": 12}
 
 
 def staged(software: str = "megatron-core", **said: Any) -> Assembly:
-    return Assembly(job(software, model=LAYERS, **({"microbatches": 6} | said)))
+    layout: dict[str, Any] = {"microbatches": 6} | said
+    return Assembly(job(software, model=LAYERS, **layout))
 
 
 def by_stage(of: Any, assembly: Assembly) -> list[float]:

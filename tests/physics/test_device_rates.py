@@ -31,8 +31,8 @@ def profile(name: str, **timing: Any) -> Software:
 
 def found(name: str = "torch", **figures: Any) -> Rates:
     said: dict[str, Any] = {"sustained_flops": {"bf16": 600.0}, "sm_count": 4, "memory_efficiency": 0.5}
-    device = machine(**({"flops": 1_000.0, "memory": 80.0, "torch_gemm_share": 0.75} | said | figures)).accelerator
-    return added_rates(device, profile(name))
+    said |= {"flops": 1_000.0, "memory": 80.0, "torch_gemm_share": 0.75} | figures
+    return added_rates(machine(**said).accelerator, profile(name))
 
 
 def test_what_is_slowed_and_by_how_much():

@@ -98,7 +98,7 @@ def test_copies_and_a_reduction():
 
 def of_stages(share: bool | float, chunk: ChunkSeconds, **layout: Any) -> PipelineSeconds:
     """Stages whose chunks all take these seconds; parts take none."""
-    said = {"performance": {"overlap": {"dp": share}}} | layout
+    said: dict[str, Any] = {"performance": {"overlap": {"dp": share}}} | layout
     assembly = assembled("fsdp2", **said)
     nothing = PartTime(Work(), Work(), Work())
     parts = dict.fromkeys((assembly.embedding, *assembly.kinds, assembly.head), nothing)
@@ -129,3 +129,35 @@ def test_a_fetch_by_an_action_that_needs_nothing_else():
     assert around["B1.3"] == around["B1.2"] == Around(0.0, (), 9.0)
     assert around["B0.0"] == Around(7.0, (), 0.0)
     assert around.keys() == {"F0.0", "F0.1", "F0.2", "F0.3", "B0.2", "B0.0", *(f"B1.{chunk}" for chunk in range(4))}
+
+
+def test_a_loss_adds_to_what_its_actions_need_anyway():
+    """Each loss takes 3 + 4 s, the backward's gather of the head 3 s. F0 gathers all in 1,000 s, or copies what was fetched in
+    7 s; a backward gathers its layers in 30 s; the first sum takes 0.5 s, the second 0.25.
+    """
+    chunk = ChunkSeconds(1_000.0, 200.0, 30.0, 50.0, 7.0, 0.5, 0.25, 9.0, 3.0, 4.0)
+    resharded = of_stages(True, chunk, fsdp={"reduce_dtype": "fp32", "reshard_after_forward": True})
+    resharded.losses = [set(), {0}]
+    found = {f"{a.kind}{a.microbatch}": one.added_s for a, one in resharded(1, order("1f1b", 2, 1, 2)[1]).items()}
+    assert found == {"F0": 7.0 + 1_000.0, "B0": 3.0 + 30.0 + 0.5, "F1": 7.0, "B1": 3.0 + 30.0 + 0.25}
+    ahead = of_stages(True, chunk, vpp=2, schedule="interleaved", layers=8)
+    ahead.losses = [set(), {1}]
+    last = {
+        f"{a.kind}{a.microbatch}.{a.chunk}": one.added_s
+        for a, one in ahead(1, order("interleaved", 2, 2, 2)[1]).items()
+    }
+    assert (last["F0.0"], last["F0.1"], last["F1.1"]) == (7.0, 7.0 + 7.0, 7.0)
+
+
+@pytest.mark.parametrize(("passes", "no_sync"), [(1, False), (2, False), (2, True)])
+def test_gathers_and_reductions_of_a_pass(passes, no_sync):
+    """Root and two layers, 8 s and 16 s each, once in each pass of two micro-batches; or once in all passes, half in each."""
+    said = {"reduce_dtype": "fp32", "reshard_after_forward": False, "no_sync": no_sync}
+    nothing = ChunkSeconds(*[0.0] * 8)
+    found = of_stages(True, nothing, pipeline_passes=passes, microbatches=2 * passes, fsdp=said)
+    free = CommSeconds(8.0, 4.0, 16.0, 2.0)
+    found.prices = [[one._replace(of=dict.fromkeys(one.of, free)) for one in mine] for mine in found.prices]
+    share = 1 / 2 if passes == 2 and no_sync else 1.0
+    forward, backward = found.passes(0)
+    assert forward == ShardedPass(3 / 2 * share, 3 * 8.0 / 2 * share, 3 * 2.0 / 2 * share)
+    assert backward == ShardedPass(3 / 2 * share, 3 * 16.0 / 2 * share, 3 * 4.0 / 2 * share)

@@ -9,22 +9,27 @@ import pytest
 from physics_jobs import job, machine
 from walked_moments import LAYER, Every
 
+from steptime.answer.result import estimate
 from steptime.cost.part_seconds import PartTime
 from steptime.cost.rates import rates
 from steptime.cost.work import Work
+from steptime.fsdp.flat_walk import flat_forward
 from steptime.fsdp.groups import Buffers, groups
 from steptime.fsdp.loss_in_pipeline import by_micro_batch
 from steptime.fsdp.memory_walk import Wrapped, backward, copied_parameters
+from steptime.fsdp.moments import Moments
 from steptime.fsdp.no_sync_walk import Phase, Sums, reductions, root_sums
 from steptime.fsdp.of_job import ends_alike, unsynced
 from steptime.fsdp.passes import pass_moments
 from steptime.fsdp.pipeline_memory import stage_actions, stage_chunks
 from steptime.fsdp.plus_plus import reduction
 from steptime.fsdp.seconds import CommSeconds, gathered_again, group_seconds, price
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.job.mesh import Group
 from steptime.memory.optimizer_moments import matrix, unevenness
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.states import stage_states
 from steptime.model.ops import Param
 from steptime.schedule import order
 
@@ -181,3 +186,34 @@ def test_matrices_of_an_optimizer():
     assert matrix(Param("w", (6, 8)), 48.0) == (6.0, 8)
     plan: Any = SimpleNamespace(software=SimpleNamespace(states=SimpleNamespace(optimizer="adamw")))
     assert unevenness(plan, [], {"dense": 2, "expert": 4}) == {"dense": 0.0, "expert": 0.0}
+
+
+@pytest.mark.parametrize(("root", "layer", "sent"), [(50.0, 5.0, 50.0), (1.0, 5.0, 5.0)])
+def test_shards_that_version_1_sends(root, layer, sent):
+    """The largest shard of the root or of a layer, not what they are gathered into."""
+    assembly, found = sharded(version=1), Every()
+    layers = [Wrapped(LAYER, [BLOCK._replace(sent=layer)], [0.0], 0.0, 0.0)] * 2
+    flat_forward(assembly, PartMemories(assembly), found, ROOT._replace(sent=root), layers)
+    assert found.sent == sent
+
+
+@pytest.mark.parametrize(("replicas", "reduced"), [(1, 0), (2, 2)])
+def test_reductions_between_replicas(replicas, reduced):
+    """A row each for root and layers, where there are several."""
+    found = estimate(job("fsdp2", dp=4, replicas=replicas, fsdp={})).collectives
+    assert sum("replicas" in row.name for row in found) == reduced
+
+
+def test_without_a_moment_nothing_is_held():
+    found = Moments(0.0).found
+    assert (found.added_bytes, found.most_bytes, found.gathers_bytes) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("away", "left"), [(0.0, 1.0), (0.25, 0.75), (1.0, 0.0)])
+def test_states_that_the_device_keeps(away, left):
+    """Of 590,464 parameters on two ranks that the optimizer's states are sharded over, less those whose states the host has."""
+    host = {"memory_bytes": 1e15, "memory_bytes_per_s": 1e12, "core_bytes_per_s": 1e12}
+    on = Machine(**machine(host_bytes_per_s=1e12).model_dump(exclude={"host"}), host=host)
+    performance = {"cpu_offload": {"optimizer": away}} if away else {}
+    [states] = stage_states(Assembly(job(on=on, dp=2, zero_level=1, performance=performance)))
+    assert states.owned == left * 590_464 / 2

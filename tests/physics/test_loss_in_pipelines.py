@@ -21,12 +21,15 @@ from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 from steptime.schedule import order
+from steptime.schedule.actions import Action
 from steptime.schedule.sharded import sharded_steps
 
 
 def assembled(software: str = "torchtitan", schedule: str = "1f1b", **said: Any) -> Assembly:
     """Two stages of two layers."""
     layout = {"dp": 2, "pp": 2, "schedule": schedule, "microbatches": 2} | said
+    if "loss_chunks" in layout:
+        layout["performance"] = {"loss_chunks": layout.pop("loss_chunks")}
     fsdp = {"reduce_dtype": "fp32", "reshard_after_forward": False} | layout.pop("fsdp", {})
     return Assembly(job(software, model={"n_layers": 4}, fsdp=fsdp, **layout))
 
@@ -127,6 +130,7 @@ def test_the_reduction_after_the_step_is_the_layers(monkeypatch):
         ({"fsdp": {"ends": "root"}}, [False, False]),  # the head is in the root's group, which the pipeline reduces
         ({"fsdp": {"wrap": "model"}}, [False, False]),
         ({"software": "fsdp2"}, [False, False]),
+        ({"software": "torchtitan", "loss_chunks": 1}, [False, False]),
         ({"pp": 1}, [False]),  # a chunk with both ends is no pipeline's
     ],
 )
@@ -142,6 +146,25 @@ def test_a_backward_in_halves_gathers_with_its_first():
     assert [one.kind for one in orders] == ["F", "I", "F", "I", "W", "W"]
     steps = sharded_steps(tuple(orders), ahead=True, reshard=False)
     assert turns(steps, {0}) == [Turn(1, 1), Turn(1), Turn(1, 1), Turn(1), Turn(), Turn()]
+
+
+def test_gradients_of_weights_between_a_loss_and_its_backward():
+    """F0 I0 F1 W0 I1 W1: W0 runs while the second loss has freed the head, which I1 gathers."""
+    actions = (
+        Action("F", 0, 0), Action("I", 0, 0), Action("F", 1, 0), Action("W", 0, 0), Action("I", 1, 0), Action("W", 1, 0),
+    )  # fmt: skip
+    steps = sharded_steps(actions, ahead=True, reshard=False)
+    assert turns(steps, {0}) == [Turn(1, 1), Turn(1), Turn(1, 1), Turn(), Turn(1), Turn()]
+
+
+def test_a_head_that_is_reduced_once_a_step():
+    """Its forward ends with the output, its backward begins with the loss, each under the name of its own worst op."""
+    chunk = replace(last_chunk(by_loss=False), head=PartMemory(40.0, Peak(75.0, "logits"), Peak(90.0, "loss")))
+    there, back = Every(), Every()
+    chunk.forward(passing("F", summed=False), there)
+    assert there.of("forward of logits") == [(2_056.0, 3_060_000 + 75 - 40 + 5_000)]
+    chunk.backward(passing("B", summed=False), back)
+    assert back.of("backward of loss") == [(2_056.0, 5_000 + 3_060_000 + 90 - 40)]
 
 
 def test_no_less_than_nothing_is_left_of_a_reduction():

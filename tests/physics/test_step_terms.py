@@ -21,9 +21,11 @@ from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, hooked
 from steptime.model.ops import Gemm, Param
 from steptime.schedule import walk
+from steptime.schedule.live import states
 from steptime.software.state_bytes import StateBytes
 from steptime.timing.gradients_down import SumCopies, most_of_one
 from steptime.timing.host_update import HostUpdate
+from steptime.timing.op_times import OpTime, chunk_op_times, replayed_times
 from steptime.timing.optimizer import (
     OptimizerStep,
     adafactor_bytes_per_param,
@@ -214,5 +216,33 @@ def test_a_quarter_of_a_layer_is_on_the_host(overlap, neighbor):
     layer = PartMemory(1_000.0, Peak(1_700.0, "mlp"), Peak(1_900.0, "mlp"))
     [(_, _, whole)], [(_, _, found)] = (of(assembly.chunks[0]) for of in (memories.layers, memories.resident))
     assert found == hooked(whole, 0.25, neighbor)
-    assert hooked(layer, 0.25, 0.25) != hooked(layer, 0.25, 0.0)
-    assert hooked(layer, 0.25, neighbor).saved == 750.0
+    more = 1_000 * neighbor
+    assert hooked(layer, 0.25, neighbor)[:3] == (750.0, (1_700 + more, "mlp"), (1_900 + more, "mlp"))
+
+
+def test_what_a_head_runs_again_stands_with_the_head():
+    """Its replay is one, whole, in the row of the head."""
+    performance = {"recompute": {"granularity": "selective", "modules": ["core_attn"]}}
+    on = machine(flops=1.0)
+    timing = estimate(job(on=on, pp=2, microbatches=2, model={"n_layers": 4, "mtp": 1}, performance=performance)).timing
+    chunk, head = timing.assembly.stages[1][0], timing.assembly.head
+    [again] = [work for _, part, work in timing.parts.replays(chunk) if part is head]
+    assert again.seconds > 0.0
+    assert sum(op.seconds for op in replayed_times(timing, chunk)[head]) == pytest.approx(again.seconds)
+    first = chunk_op_times(timing, chunk, "B")[0]
+    assert first.name == "head"
+    assert sum(op.seconds for op in first.ops if op.kind == "recompute") == pytest.approx(again.seconds)
+    assert OpTime("a", "gemm", 1.0).before
+
+
+def test_the_first_of_equal_states_is_named():
+    """One stage of two chunks, 12 micro-batches: F0.0 F0.1 B0.1 F1.0 B0.0 F1.1 ... With F0.1 it holds one of each chunk, with
+    F1.0 two of the first; all that follow hold the same.
+    """
+    [found] = states("1f1b", 1, 2, 12)
+    assert [(of.held, of.action.kind, of.action.microbatch) for of in found] == [
+        ((1, 1), "F", 0),
+        ((1, 1), "B", 0),
+        ((2, 0), "F", 1),
+        ((2, 0), "B", 0),
+    ]
