@@ -67,9 +67,8 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     """
     degrees = degrees_of(keys, devices, experts=_field(model, "moe") is not None)
     n_layers = int(_field(model, "n_layers"))
-    parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp}
-    if "parallelism.dp" not in keys.left_open:
-        parallelism["dp"] = degrees.dp
+    dp_open = "parallelism.dp" in keys.left_open
+    parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp} | ({} if dp_open else {"dp": degrees.dp})
     if degrees.cp > 1:
         parallelism |= {"cp": degrees.cp, "cp_comm_type": keys.word(f"{_P}context_parallel_rotate_method")}
     if degrees.tp > 1:
@@ -85,7 +84,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     model = balanced(keys, model, parallelism.get("ep", 1), str(keys.get(f"{_P}expert_parallel_comm_backend")).lower())
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
-    splits = degrees.dp > degrees.replicate or "parallelism.dp" in keys.left_open
+    splits = degrees.dp > degrees.replicate or dp_open
     performance: dict[str, Any] = {"software": f"torchtitan{'' if degrees.fsdp else '-ddp'}{release}"}
     performance |= (
         dtypes_of(keys, degrees)
