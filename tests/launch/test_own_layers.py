@@ -60,3 +60,13 @@ def test_a_dump_without_a_choice_of_layers():
         {"num_layers": "4", "DDP_impl": "local"}
     )  # of 2021, which has its own profile
     assert of_dump({"transformer_impl": "transformer_engine"}) == {"transformer_impl": "transformer_engine"}
+
+
+def test_attention_in_fp32_keeps_all_scores(tmp_path):
+    """TransformerEngine's fused kernels take 16-bit values only: without --fp16 and --bf16 it multiplies whole matrices."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"{RUN} {FLAGS.replace('--fp16 ', '')} --transformer-impl transformer_engine\n", encoding="utf-8")
+    performance = read("megatron", str(path), HARDWARE).config["performance"]
+    assert (performance["precision"], performance["attention_impl"]) == ("fp32", "unfused")
+    path.write_text(f"{RUN} {FLAGS} --transformer-impl transformer_engine\n", encoding="utf-8")
+    assert read("megatron", str(path), HARDWARE).config["performance"]["attention_impl"] == "flash"

@@ -231,7 +231,9 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     if local and not own and is_of_core(keys.values):
         own = True
         keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
-    unfused = keys.word("attention_backend") or own
+    # TransformerEngine's fused kernels take 16-bit values only (pytorch/attention/dot_product_attention/utils.py)
+    whole = not local and plain_dtype(keys) == "fp32" and keys.get("attention_backend") in (None, "auto")
+    unfused = keys.word("attention_backend") or own or whole
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
     if local:  # routers of experts use TransformerEngine's products in any case (core transformer/moe/moe_utils.py)
         experts = has_experts(keys)
