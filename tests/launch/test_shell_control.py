@@ -96,7 +96,10 @@ def test_a_subshell_that_launches_keeps_its_variables():
 
 
 def test_options_that_are_not_given_are_not_set():
-    """getopts finds no option where the script is given none."""
+    """Where the script is given no words, getopts finds none, which a note says; `run.sh -z` has one."""
     text = "DS=0\nwhile getopts dz o; do case $o in z) DS=1 ;; esac; done\n"
     text += 'if [ $DS -eq 1 ]; then A="--deepspeed"; else A="--pipeline-model-parallel-size 4"; fi\ntorchrun t.py $A'
-    assert words(text) == ["--pipeline-model-parallel-size", "4"]
+    found = read_script(text, "run.sh", {})
+    assert [word.text for word in found.arguments] == ["--pipeline-model-parallel-size", "4"]
+    assert any("options (getopts) are taken as not given" in note for note in found.notes)
+    assert words(text, **{"1": "-z"}) == ["--deepspeed"]

@@ -51,10 +51,14 @@ def own_model(program: str, beside: Beside | None, variables: Mapping[str, str])
 
 
 def _other_model(function: ast.FunctionDef) -> str:
-    """The class of the model that a function builds, where it is not Megatron-LM's GPT; "" where it is."""
-    called = [_name(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
-    built = [name for name in called if re.fullmatch(r"[A-Z]\w*Model(?:Pipe)?", name)]
-    return next((name for name in built if not _OF_FLAGS.fullmatch(name)), "")
+    """The class of the model that a function builds, where none of those is Megatron-LM's GPT; "" where one is.
+
+    Megatron's older layers, which a flag has in their place (megatron.legacy.model.GPTModel), do not count.
+    """
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    built = [_name(func) for func in calls if "legacy." not in ast.unparse(func)]
+    built = [name for name in built if re.fullmatch(r"[A-Z]\w*Model(?:Pipe)?", name)]
+    return "" if any(map(_OF_FLAGS.fullmatch, built)) else next(iter(built), "")
 
 
 def _of_some_flags(call: ast.Call) -> bool:

@@ -151,16 +151,11 @@ class ControlFlow(ABC):
         """A for loop over known words is interpreted; another loop may run any number of times."""
         start = len(self.left)
         if not self.rounds(node):
-            cause = Unknown(f"the loop in line {node.line} (how often it runs is not known)", self._options_of(node))
+            cause = Unknown(f"the loop in line {node.line} (how often it runs is not known)")
             self.loops += 1
             self.side_by_side([node.body], cause)
             self.loops -= 1
         self.join(start, "break", "continue")
-
-    def _options_of(self, node: Loop) -> str:
-        """The script's first argument, where a loop reads its options and none are given."""
-        reads = any(isinstance(found, Simple) and found.words[0].text == "getopts" for found in node.condition)
-        return "1" if reads and self.scope.positional is None else ""
 
     def rounds(self, node: Loop) -> bool:
         """Interpret a loop; False where the number of its rounds is unknown or large."""

@@ -16,6 +16,10 @@ from steptime.launch.shell.statements import ASSIGNMENT, Simple
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _LEFT: dict[str, Left] = {"break": "break", "continue": "continue", "return": "return"}
 
+_NO_OPTIONS = (
+    "the script's options (getopts) are taken as not given; for others pass script and arguments as one string"
+)
+
 
 class _Walk(Protocol):
     """What is needed of the dry run of a script."""
@@ -23,6 +27,7 @@ class _Walk(Protocol):
     scope: Scope
     beside: Beside
     blame: Unknown
+    told: list[str]
     locals: list[dict[str, Kept]]
     loops: int
     depth: int
@@ -99,8 +104,8 @@ def _getopts(walk: _Walk, letters: str, name: str) -> Outcome:
     """The next option of the script's or function's arguments, in `name` and OPTARG; "no" after the last."""
     scope = walk.scope
     if scope.positional is None:
-        walk.blame = Unknown("the script's options are not known", "1")
-        return "unknown"
+        walk.told += [] if _NO_OPTIONS in walk.told else [_NO_OPTIONS]
+        return "no"
     said = scope.get("OPTIND")
     at = int(said.text) if said is not None and said.text.isdecimal() else 1
     word = scope.positional[at - 1].text if at <= len(scope.positional) else ""
