@@ -62,6 +62,22 @@ def test_a_variable_that_the_program_reads_for_its_model_is_told(tmp_path: Path)
     )
 
 
+def test_a_program_that_builds_another_model_than_megatrons(tmp_path: Path) -> None:
+    """One of another name is that at the top of the checkout, wherever the script was written; Megatron's own is not."""
+    older = "    if args.use_legacy_models:\n        return megatron.legacy.model.GPTModel()\n    return GPTModel("
+    other = OF_FLAGS.replace("    return GPTModel(", older).replace("return GPTModel(", "return FastGPTModel(")
+    (tmp_path / "pretrain_fastgpt.py").write_text(other, encoding="utf-8")
+    path = tmp_path / "examples" / "gpt" / "run.sh"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{RUN} {GPT2}\n".replace("pretrain_gpt.py", "../../old/pretrain_fastgpt.py"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="builds a FastGPTModel, a model of its own; not modeled"):
+        to_job(read("megatron", str(path), HARDWARE), HARDWARE)
+    path.write_text(f"{RUN} {GPT2}\n".replace("pretrain_gpt.py", "/opt/megatron/pretrain_gpt.py"), encoding="utf-8")
+    one_of_two = OF_FLAGS.replace("    return", "    if args.own:\n        return OwnModel()\n    return")
+    (tmp_path / "pretrain_gpt.py").write_text(one_of_two, encoding="utf-8")
+    assert to_job(read("megatron", str(path), HARDWARE), HARDWARE).model.n_layers == 4
+
+
 @pytest.mark.parametrize("wrapper", ["py_nsys.py", "tools/profile.py"])
 def test_a_program_that_starts_the_training_program(tmp_path: Path, wrapper: str) -> None:
     path = tmp_path / "run.sh"

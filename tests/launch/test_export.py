@@ -99,7 +99,9 @@ def test_megatron_says_all_of_its_own_plans(plan):
         assume(False)
         raise
     written = write(job, "megatron")
-    assert written.left_out.keys() <= {"hardware", *SAID}
+    # fused attention in fp32 is not Megatron's
+    fused = {"performance.attention_impl"} if job.software.precision == "fp32" else set[str]()
+    assert written.left_out.keys() <= {"hardware", *SAID, *fused}
     back = read_back(written.text, written.reader, written.left_out)
     assert plain(back) == plain(job)
     assert estimate(back).step_s == estimate(job).step_s

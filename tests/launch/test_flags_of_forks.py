@@ -42,6 +42,11 @@ def test_batches_that_are_not_padded_are_counted_at_full_length(tmp_path):
     assert any("--no-pad-to-seq-lengths" in note and "full length" in note for note in job.notes)
 
 
+def test_how_samples_are_cut_has_no_cost(tmp_path):
+    """A sample of MLPerf's GPT-3 is not one token longer than --seq-length; the sequence is that long either way."""
+    assert job_of(tmp_path, f"{GPT2} --no-seq-len-plus-one-tokens").data.seqlen == 1024
+
+
 def test_training_on_processors_alone_is_refused(tmp_path):
     assert "--no-cuda" in problem_of(tmp_path, f"{GPT2} --no-cuda")
 

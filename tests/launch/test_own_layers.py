@@ -60,3 +60,28 @@ def test_a_dump_without_a_choice_of_layers():
         {"num_layers": "4", "DDP_impl": "local"}
     )  # of 2021, which has its own profile
     assert of_dump({"transformer_impl": "transformer_engine"}) == {"transformer_impl": "transformer_engine"}
+
+
+def test_attention_in_fp32_keeps_all_scores(tmp_path):
+    """TransformerEngine's fused kernels take 16-bit values only: without --fp16 and --bf16 it multiplies whole matrices."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"{RUN} {FLAGS.replace('--fp16 ', '')} --transformer-impl transformer_engine\n", encoding="utf-8")
+    performance = read("megatron", str(path), HARDWARE).config["performance"]
+    assert (performance["precision"], performance["attention_impl"]) == ("fp32", "unfused")
+    path.write_text(f"{RUN} {FLAGS} --transformer-impl transformer_engine\n", encoding="utf-8")
+    assert read("megatron", str(path), HARDWARE).config["performance"]["attention_impl"] == "flash"
+
+
+def test_older_models_are_those_of_a_parser_that_does_not_ask_for_others(tmp_path):
+    """Up to core 0.7 models are the older ones unless --use-mcore-models is given; --use-flash-attn is read by these.
+
+    --attention-backend of later releases, which such a fork also has, does not make them Megatron-Core's.
+    """
+    older = PARSER.format("transformer_engine")
+    older += "group.add_argument('--use-mcore-models', action='store_true',\n    help='Use those of megatron core')\n"
+    files = {"pretrain_gpt.py": "import megatron\n", "megatron/training/arguments.py": older}
+    flags = "--use-flash-attn --transformer-impl local --attention-backend auto"
+    assert attention(tmp_path, RUN, files, flags)[0] == "flash"
+    assert attention(tmp_path, RUN, files, f"{flags} --use-mcore-models")[0] == "unfused"
+    newer = older.replace("help='Use", "help='DEPRECATED. Use")
+    assert attention(tmp_path, RUN, files | {"megatron/training/arguments.py": newer}, flags)[0] == "unfused"

@@ -8,33 +8,15 @@ import subprocess
 from contextlib import suppress
 
 import pytest
+from bash_words import bash, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside
-from steptime.launch.shell import dry_run
+from steptime.launch.shell import control_flow
 from steptime.launch.shell.arithmetic import arithmetic
 from steptime.launch.shell.script import read_script
-
-
-def words(text: str, **env: str) -> list[str]:
-    """The words after the program of the one launch command."""
-    return [word.text for word in read_script(text, "run.sh", env).arguments]
-
-
-def bash(text: str, **env: str) -> list[str]:
-    """What bash passes: torchrun is a function that prints its words."""
-    shown = 'torchrun() { shift; for w in "$@"; do printf "%s\\0" "$w"; done; }\n' + text
-    done = subprocess.run(
-        ["bash", "--norc", "-c", shown],
-        capture_output=True,
-        env={"PATH": "/usr/bin:/bin", **env},
-        check=True,
-        timeout=20,
-    )
-    return [word.decode() for word in done.stdout.split(b"\0")[:-1]]
-
 
 PUT = "put it in the same folder, or add --with FILE"
 OPTIONS = """
@@ -391,6 +373,6 @@ def test_nothing_is_executed(tmp_path):
 )
 def test_scripts_that_grow_come_to_an_end(text, monkeypatch):
     """After a tenth of the commands that a script may run; test_words_of_clusters.py runs all of them."""
-    monkeypatch.setattr(dry_run, "_MOST_COMMANDS", dry_run._MOST_COMMANDS // 10)
+    monkeypatch.setattr(control_flow, "_MOST_COMMANDS", control_flow._MOST_COMMANDS // 10)
     with suppress(ConfigError):
         assert launch(text).program == "t.py"

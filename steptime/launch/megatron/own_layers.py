@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 
 from steptime.launch.beside import Beside
@@ -11,6 +12,8 @@ from steptime.launch.shell.script import Script
 
 _FIRST_WITH_TE = "22.09"
 """NVIDIA TransformerEngine, README.rst: preinstalled in the PyTorch container on NGC in versions 22.09 and later."""
+_OFF_BY_DEFAULT = re.compile(r"'--use-mcore-models', action='store_true',\s*help='(?!DEPRECATED)", re.IGNORECASE)
+"""A parser of core 0.3 to 0.7, whose models are the older ones unless the flag is given."""
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 
 
@@ -20,11 +23,16 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     Up to core 0.5 the models of Megatron-Core (--use-mcore-models) have TransformerEngine's layers whatever that is; later
     pretrain_gpt.py asks for it (its use_te).
     """
+    alone = PurePosixPath(script.program).name
+    found = keys.beside.text(script.program) or keys.beside.text(alone) if keys.beside is not None and alone else None
+    program = found or ""
+    parser = _parser_of(script.program, keys.beside) if program and keys.beside is not None else ""
+    asks = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys()
+    if parser and not asks and _OFF_BY_DEFAULT.search(parser) and "--use-legacy-models" not in parser:
+        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
     if "transformer_impl" in keys.values or "transformer_impl" not in keys.defaults:
         return
-    program = (keys.beside.text(script.program) or "") if keys.beside is not None else ""
-    parser = _parser_of(script.program, keys.beside) if program and keys.beside is not None else ""
-    of_core = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys() and "use_te" not in program
+    of_core = asks and "use_te" not in program
     if parser and not of_core and defaults_in(parser).get("transformer_impl") == "local":
         why = "the default of --transformer-impl in the arguments.py of the checkout"
     elif not parser and script.container and script.container < _FIRST_WITH_TE:

@@ -228,10 +228,12 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     """
     local = keys.get("transformer_impl") == "local"
     own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
-    if local and not own and is_of_core(keys.values):
+    if local and not own and is_of_core(keys.values) and not keys.on("use_legacy_models"):
         own = True
         keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
-    unfused = keys.word("attention_backend") or own
+    # TransformerEngine's fused kernels take 16-bit values only (pytorch/attention/dot_product_attention/utils.py)
+    whole = not local and plain_dtype(keys) == "fp32" and keys.get("attention_backend") in (None, "auto")
+    unfused = keys.word("attention_backend") or own or whole
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
     if local:  # routers of experts use TransformerEngine's products in any case (core transformer/moe/moe_utils.py)
         experts = has_experts(keys)

@@ -20,6 +20,13 @@ _PLATFORM = re.compile(
 """Beginnings of the names of variables that libraries and launchers read, of which a program may read some as well."""
 
 
+_OF_FLAGS = re.compile(
+    r"(?:GPT2?|Legacy\w*|Llama[23]?|LL[aA]M[aA]|Mistral|Mixtral|Falcon|Qwen\d*|Baichuan\d*|ChatGLM\d*|CodeGeeX|Pythia|Mamba|Hybrid)"
+    r"(?:Model|ModelPipe)"
+)
+"""Classes of models whose layers are those of the flags."""
+
+
 def own_model(program: str, beside: Beside | None, variables: Mapping[str, str]) -> list[LaunchFlag]:
     """What makes the model of a program in the repository beside the flags of Megatron-LM.
 
@@ -35,9 +42,23 @@ def own_model(program: str, beside: Beside | None, variables: Mapping[str, str])
                 "builds a TransformerConfig of its own from some of its flags, with other defaults for the rest"
             )
         elif isinstance(node, ast.FunctionDef) and re.search(r"model", node.name):
+            found |= dict.fromkeys(
+                [program] if (other := _other_model(node)) else [], f"builds a {other}, a model of its own"
+            )
             own = [name for name in _variables_read(node) if variables.get(name) and not _PLATFORM.match(name)]
             found |= dict.fromkeys(own, f"read by {program} where it builds its model")
     return [LaunchFlag(what, "", "unmodeled", why) for what, why in found.items()]
+
+
+def _other_model(function: ast.FunctionDef) -> str:
+    """The class of the model that a function builds, where none of those is Megatron-LM's GPT; "" where one is.
+
+    Megatron's older layers, which a flag has in their place (megatron.legacy.model.GPTModel), do not count.
+    """
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    built = [_name(func) for func in calls if "legacy." not in ast.unparse(func)]
+    built = [name for name in built if re.fullmatch(r"[A-Z]\w*Model(?:Pipe)?", name)]
+    return "" if any(map(_OF_FLAGS.fullmatch, built)) else next(iter(built), "")
 
 
 def _of_some_flags(call: ast.Call) -> bool:
@@ -67,7 +88,10 @@ def _variables_read(function: ast.FunctionDef) -> Iterator[str]:
 
 def _over_megatron(program: str, beside: Beside | None) -> str:
     """The text of a program in the repository that imports Megatron's functions; "" of another, or where it is not there."""
-    code = beside.text(program) if beside is not None and program.endswith(".py") else None
+    if beside is None or not program.endswith(".py"):
+        return ""
+    alone = program.rpartition("/")[2]  # one of another name than Megatron-LM's is that at the top of the checkout
+    code = beside.text(program) or (beside.text(alone) if alone != "pretrain_gpt.py" else None)
     return code if code and re.search(r"^\s*(?:from|import) megatron\b", code, re.MULTILINE) else ""
 
 

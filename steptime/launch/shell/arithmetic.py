@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-_WORDS = re.compile(r"\s*(\d+|[A-Za-z_]\w*|\*\*|<=|>=|==|!=|&&|\|\||<<|>>|[-+*/%()<>!?:])")
+_WORDS = re.compile(r"\s*(0[xX][\da-fA-F]+|\d+#\w+|\d+|[A-Za-z_]\w*|\*\*|<=|>=|==|!=|&&|\|\||<<|>>|[-+*/%()<>!?:])")
 _LEVELS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
 _LARGEST = 1 << 63
 
@@ -35,6 +35,23 @@ def arithmetic(text: str, lookup: ValueOf) -> int | None:
     except (ArithmeticError, LookupError, RecursionError, ValueError):
         return None
     return value if reader.i == len(words) else None
+
+
+def whole(word: str) -> int:
+    """A number as the shell reads it: 010 is octal, 0x10 hexadecimal, 10#08 of that base.
+
+    Raises:
+        ValueError: it is none, such as 08.
+
+    >>> whole("010"), whole("0x10"), whole("10#08")
+    (8, 16, 8)
+    """
+    base, of_base, digits = word.partition("#")
+    if of_base:
+        return int(digits, int(base))
+    sign, plain = (word[0], word[1:]) if word[:1] in {"+", "-"} else ("", word)
+    octal = len(plain) > 1 and plain[0] == "0" and plain[1] not in "xX"
+    return int(sign + plain, 8 if octal else 16 if plain[:2].lower() == "0x" else 10)
 
 
 class _Evaluator:
@@ -90,7 +107,7 @@ class _Evaluator:
                 raise ValueError
             self.i += 1
             return value
-        value_of = int(word) if word.isdecimal() else self.lookup(word)
+        value_of = whole(word) if word[0].isdecimal() else self.lookup(word)
         if value_of is None:
             raise ValueError
         return value_of

@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from steptime.launch.beside import Beside
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander, quoted
-from steptime.launch.shell.grammar import ASSIGNMENT, Simple
 from steptime.launch.shell.lexer import Lexer, Token
 from steptime.launch.shell.scope import Scope, Unknown, Value, clean
+from steptime.launch.shell.statements import ASSIGNMENT, Simple
 
 LARGEST = 2_000_000
 """Maximum length of a variable's value."""
@@ -31,14 +31,23 @@ def assign(expand: Expander, word: Token) -> None:
     text = expand.text(raw, word.line)
     before = scope.get(name) if plus else None
     if index is not None:
-        elements, others = scope.values.get(name, []), name in scope.named
+        elements, others = list(scope.values.get(name, [])), name in scope.named
+        at = scope.arithmetic(expand.text(index.strip("[]"), word.line), index)
+        if not others and at.isdecimal() and int(at) < len(elements):
+            elements[int(at)] = Value((elements[int(at)].text if plus else "") + text, word.line)
+            scope.put_array(name, elements)
+            return
         scope.put_array(name, [*elements, Value(text, word.line)])
-        if others or expand.text(index.strip("[]"), word.line) != str(len(elements)):
+        if others or at != str(len(elements)):
             scope.named.add(name)
     elif plus and name in scope.arrays and before is not None:
         scope.put_array(name, [Value(before.text + text, before.line), *scope.values[name][1:]])
     else:
-        text = (before.text if plus and before is not None else "") + text
+        if name in scope.integers:
+            sums = f"{before.text} + ({text})" if plus and before is not None and before.text else text
+            text = scope.arithmetic(sums, f"${name}")
+        else:
+            text = (before.text if plus and before is not None else "") + text
         if len(text) > LARGEST:
             text = scope.mark(f"${name}", Unknown(f"${name} grows without limit"))
         scope.put(name, text, word.line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from steptime.launch.shell.scope import Unknown, Value
 
@@ -21,4 +21,18 @@ class Command(NamedTuple):
 
 
 class ExitError(Exception):
-    """The script ends here."""
+    """The script ends here, with this status."""
+
+
+Left = Literal["break", "continue", "return"]
+"""Commands that leave a loop, its round, or a function."""
+
+
+class LeaveError(Exception):
+    """A loop, its round, or a function ends here."""
+
+    def __init__(self, kind: Left, status: str = "") -> None:
+        super().__init__(kind)
+        self.kind: Left = kind
+        self.status = status
+        """What `return` gives back, or ""."""

@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import re
 from typing import Literal, TypeAlias
 
 from steptime.launch.shell.arithmetic import arithmetic
+from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.scope import Scope
 
 Outcome: TypeAlias = Literal["yes", "no", "ran", "unknown"]
 """Result of a command: a test's answer; "ran" counts as success, except as the condition of an if."""
+
+
+_EQUAL = frozenset({"=", "==", "!="})
+_OPPOSITE: dict[Outcome, Outcome] = {"yes": "no", "no": "yes"}
+_BINARY = _EQUAL | {"-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-a", "-o", "<", ">", "=~"}
+
+
+def answer_of(expand: Expander, words: list[Token], *, double: bool) -> tuple[Outcome, list[str]]:
+    """The result of a test of these words, and their texts; `double`: of [[ ... ]], where the right word is a pattern."""
+    scope, texts, split = expand.scope, list[str](), False
+    for at, word in enumerate(words):
+        compared = at > 0 and words[at - 1].text in _EQUAL
+        if word.operator:
+            texts.append(word.text)
+        elif double:
+            texts.append((expand.pattern if compared else expand.text)(word.text, word.line))
+        else:
+            values = [value.text for value in expand.fields(word.text, word.line)]
+            plain = not word.text.startswith(('"', "'"))
+            if plain and len(words) - at == 1 and at and words[at - 1].text in {"-n", "-z"}:
+                values = [text for text in values if not scope.unset_variable(text)]
+            split = split or len(values) != 1
+            texts += [glob.escape(text) if compared else text for text in values]
+    return (_strict(texts, scope) if split else answer(texts, scope)), texts
+
+
+def _strict(words: list[str], scope: Scope) -> Outcome:
+    """A test of [ ... ] where a variable without quotes is not one word: what its number of words means; an error is "no"."""
+    if len(words) <= 1:
+        return _filled(words[0] if words else "", scope)
+    if words[0] == "!" and len(words) <= 4 and not (len(words) == 3 and words[1] in _BINARY):
+        return _OPPOSITE.get(_strict(words[1:], scope), "unknown")
+    if len(words) == 2:
+        return _unary(words[0], words[1], scope) if re.fullmatch(r"-[a-zA-Z]", words[0]) else "no"
+    if len(words) == 3:
+        return answer(words, scope) if words[1] in _BINARY else "no"
+    return "no" if len(words) == 4 and not {"-a", "-o"} & set(words) else "unknown"
 
 
 def answer(words: list[str], scope: Scope) -> Outcome:
@@ -22,17 +62,16 @@ def answer(words: list[str], scope: Scope) -> Outcome:
                 return "yes" if decided == "yes" else "no"
             return "unknown" if "unknown" in sides else "no" if decided == "yes" else "yes"
     if words and words[0] == "!":
-        opposite: dict[Outcome, Outcome] = {"yes": "no", "no": "yes"}
-        return opposite.get(answer(words[1:], scope), "unknown")
+        return _OPPOSITE.get(answer(words[1:], scope), "unknown")
     if len(words) >= 3 and words[0] == "(" and words[-1] == ")":
         return answer(words[1:-1], scope)
     if len(words) <= 1:
         return _filled(words[0] if words else "", scope)
     if len(words) == 2:
         return _unary(words[0], words[1], scope)
-    if words[2:] == [""] and words[1] in {"=", "==", "!="}:
+    if words[2:] == [""] and words[1] in _EQUAL:
         return _unary("-n" if words[1] == "!=" else "-z", words[0], scope)
-    return _compared(words[0], words[1], " ".join(words[2:]), scope)
+    return _compared(words[0], words[1], ("" if words[1] == "=~" else " ").join(words[2:]), scope)
 
 
 def _outside(words: list[str], operator: str) -> int:
@@ -65,15 +104,26 @@ def _unary(operator: str, text: str, scope: Scope) -> Outcome:
 
 
 def _compared(left: str, operator: str, right: str, scope: Scope) -> Outcome:
-    if operator in {"=", "==", "!="} and scope.positional is not None and scope.unset_variable(left).isdecimal():
+    if operator in _EQUAL and scope.positional is not None and scope.unset_variable(left).isdecimal():
         left = ""  # a word that the script is not given
+    name = scope.unset_variable(left[len(right) :]) if operator in _EQUAL and right and left.startswith(right) else ""
+    if name and not (name.isdecimal() and scope.positional is None):
+        return "no" if operator == "!=" else "yes"  # [ "x$NAME" = x ]
     if not scope.known(left + right):
         return "unknown"
-    if operator in {"=", "==", "!="}:
-        same = fnmatch.fnmatchcase(left, right) if re.search(r"[*?]", right) else left == right
+    if operator == "=~":
+        try:
+            return "yes" if re.search(right, left) else "no"
+        except re.error:
+            return "unknown"
+    if operator in _EQUAL and re.search(r"[@+?!*]\(", right):
+        return "unknown"
+    if operator in _EQUAL:
+        same = fnmatch.fnmatchcase(left, right) if re.search(r"[*?\[]", right) else left == right
         return "yes" if same == (operator != "!=") else "no"
     signs = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
     if operator in signs:
+        left, right = (re.sub(r"^([-+]?)0+(?=\d)", r"\1", text.strip()) for text in (left, right))
         value = arithmetic(f"({left}) {signs[operator]} ({right})", lambda _: None)
         return "unknown" if value is None else "yes" if value else "no"
     return "unknown"

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from steptime.launch.beside import Beside
-from steptime.launch.shell import grammar
-from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, read_names, text_to_read, write_file
-from steptime.launch.shell.commands import Command, ExitError
-from steptime.launch.shell.conditions import Outcome, answer
-from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, text_to_read
+from steptime.launch.shell.commands import Command, ExitError, LeaveError
+from steptime.launch.shell.conditions import Outcome, answer_of
+from steptime.launch.shell.control_flow import ControlFlow
+from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.lexer import Token
-from steptime.launch.shell.printed import printed
-from steptime.launch.shell.scope import Scope, Unknown, Value, clean, merged
+from steptime.launch.shell.own_commands import own_command
+from steptime.launch.shell.printed import output, printed
+from steptime.launch.shell.scope import Kept, Scope, Value, clean
 from steptime.launch.shell.slurm import launcher_of, started, submitted
+from steptime.launch.shell.statements import ASSIGNMENT, Function, Simple, Statement, Subshell
 
-_DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
-_MOST_COMMANDS = 50_000
-_MOST_ROUNDS = 100
 _DEEPEST = 20
 _NO_JOB = ("/activate", "conda.sh", ".bashrc", ".bash_profile", "/profile")  # files that set up the shell
 _SCRIPTS = (".sh", ".slurm", ".sbatch", ".bash")
@@ -32,157 +30,39 @@ def _script_of(words: list[Value]) -> list[Value]:
     return script if script and script[0].text.endswith(_SCRIPTS) else []
 
 
-class DryRun:
+class DryRun(ControlFlow):
     """The commands of a script, in order, and the variables they leave."""
 
     def __init__(self, name: str, scope: Scope, beside: Beside) -> None:
-        self.name, self.scope, self.beside = name, scope, beside
-        self.commands, self.told = list[Command](), list[str]()  # told: what is assumed about which of them runs
-        self.functions: dict[str, grammar.Function] = {}
-        self.scope.prints = partial(printed, self)
-        self.doubt: Unknown | None = None
-        self.depth, self.count, self.full = 0, 0, False
-        self.pipes = 0
-        self.blame = Unknown("")  # why the last undecided test could not be decided
+        super().__init__(name, scope)
+        self.beside = beside
+        self.told = list[str]()  # what is assumed about which of the commands runs
+        self.scope.prints, self.scope.outputs = partial(printed, self), partial(output, self)
+        self.depth, self.pipes = 0, 0
+        self.locals = list[dict[str, Kept]]()
 
-    @property
-    def expand(self) -> Expander:
-        """Fills in words from the current variables."""
-        return Expander(self.scope, self.name)
-
-    def script(self, nodes: list[grammar.Statement]) -> None:
+    def script(self, nodes: list[Statement]) -> None:
         """Interpret a whole script."""
-        try:
+        with suppress(ExitError, LeaveError):
             self.block(nodes)
-        except ExitError:
-            return
 
-    def block(self, nodes: list[grammar.Statement]) -> Outcome:
-        """Interpret commands one after another; the result is the last one's."""
-        outcome: Outcome = "ran"
-        for node in nodes:
-            outcome = self.node(node)
-        return outcome
-
-    def node(self, node: grammar.Statement) -> Outcome:
-        """Interpret one command."""
-        self.count += 1
-        if self.count > _MOST_COMMANDS:
-            self.full = True
-            raise ExitError
-        if isinstance(node, grammar.Simple | grammar.Chain):
-            return self.simple(node) if isinstance(node, grammar.Simple) else self.chain(node)
-        if isinstance(node, grammar.If):
-            self.branches(node)
-        elif isinstance(node, grammar.Loop):
-            self.loop(node)
-        elif isinstance(node, grammar.Case):
-            self.case(node)
-        elif isinstance(node, grammar.Function):
-            self.functions[node.name] = node
-        else:
-            return self.block(node)
-        return "ran"
-
-    def chain(self, chain: grammar.Chain) -> Outcome:
-        """Commands joined by && and ||."""
-        outcome = self.node(chain.parts[0][1])
-        for operator, node in chain.parts[1:]:
-            if outcome == "unknown":
-                found = self.side_by_side([[node]], self.blame.within(f"the test in line {chain.line}"))
-                outcome = "unknown" if found != "ran" else "ran"
-            elif (outcome != "no") == (operator == "&&"):
-                outcome = self.node(node)
-        return outcome
-
-    # --- commands that may or may not run ------------------------------------------------------------------------------
-
-    def side_by_side(self, bodies: list[list[grammar.Statement]], cause: Unknown, *, one_runs: bool = False) -> Outcome:
-        """Interpret bodies of which one runs, or possibly none unless `one_runs`, each from the current variables."""
-        start, doubt = self.scope, self.doubt
-        scopes = [] if one_runs else [start]
-        outcome: Outcome = "ran"
-        self.doubt = doubt or cause
-        for body in bodies:
-            self.scope = start.copy()
-            try:
-                outcome = self.block(body)
-            except ExitError:
-                if self.full:
-                    raise
-                outcome = "ran"
-            scopes.append(self.scope)
-        self.doubt, self.scope = doubt, merged(scopes, cause)
-        return outcome
-
-    def branches(self, node: grammar.If) -> None:
-        """The branch whose test is true; where that is undecidable, all branches in parallel."""
-        maybe, blame, outcome = list[list[grammar.Statement]](), Unknown("it runs a command"), "no"
-        for condition, body in node.arms:
-            outcome = "yes" if condition is None else self.block(condition)
-            if outcome == "yes" and not maybe:
-                self.block(body)
-                return
-            if outcome == "unknown" and not maybe:
-                blame = self.blame
-            maybe += [body] if outcome != "no" else []
-            if outcome == "yes":
-                break
-        if maybe:
-            self.side_by_side(maybe, blame.within(f"the test in line {node.line}"), one_runs=outcome == "yes")
-
-    def loop(self, node: grammar.Loop) -> None:
-        """A for loop over known words is interpreted; another loop may run any number of times."""
-        if node.kind == "for" and node.words:
-            values = [value for word in node.words for value in self.expand.fields(word.text, word.line)]
-            if all(self.scope.known(value.text) for value in values):
-                for value in values:
-                    self.scope.put(node.name, value.text, value.line)
-                    self.block(node.body)
-                return
-        elif node.kind != "for" and self.repeated(node):
-            return
-        self.side_by_side([node.body], Unknown(f"the loop in line {node.line} (how often it runs is not known)"))
-
-    def repeated(self, node: grammar.Loop) -> bool:
-        """Interpret a while or until loop; False where the number of iterations is unknown or large."""
-        ends: Outcome = "no" if node.kind == "while" else "yes"
-        for _ in range(_MOST_ROUNDS):
-            outcome = self.block(node.condition)
-            if outcome not in {"yes", "no"}:
-                return False
-            if outcome == ends:
-                return True
-            self.block(node.body)
-        return False
-
-    def case(self, node: grammar.Case) -> None:
-        """The first matching arm; all of them in parallel where the word has no value."""
-        text = self.expand.text(node.word.text, node.line)
-        if self.scope.known(text):
-            for patterns, body in node.arms:
-                words = [self.expand.text(pattern.text, pattern.line) for pattern in patterns]
-                if any(fnmatch.fnmatchcase(text, word) for word in words):
-                    self.block(body)
-                    return
-            return
-        cause = self.scope.cause(text, "").within(f"the case in line {node.line}")
-        self.side_by_side([body for _, body in node.arms], cause)
-
-    def simple(self, node: grammar.Simple) -> Outcome:
+    def simple(self, node: Simple) -> Outcome:
         """Assignments, tests, and what else changes variables; anything else is kept as a command."""
+        if node.words and node.words[0].text == "!":
+            outcome = self.simple(node._replace(words=node.words[1:]))
+            return {"yes": "no", "no": "yes"}.get(outcome, outcome)  # type: ignore[return-value]
         if node.words and node.words[0].text in {"[", "[[", "test"}:
             return self.test(node)
         if node.words and node.words[0].text.startswith("(("):
             return self.arithmetic(node)
         words = list(node.words)
         local: list[Token] = []
-        while words and grammar.ASSIGNMENT.fullmatch(words[0].text):
+        while words and ASSIGNMENT.fullmatch(words[0].text):
             local.append(words.pop(0))
         if not words:
-            for word in local:
+            for word in local if not node.piped else []:
                 assign(self.expand, word)
-            return "ran"
+            return "ran" if any("$(" in word.text or "`" in word.text for word in local) else "yes"
         self.pipes += node.piped
         fields = [value for word in words for value in self._argument(word)]
         start = len(self.commands)
@@ -196,35 +76,16 @@ class DryRun:
         return outcome
 
     def _argument(self, word: Token) -> list[Value]:
-        if grammar.ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
+        if ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
             return [Value(word.text, word.line)]
         return self.expand.fields(word.text, word.line)
 
-    def command(self, fields: list[Value], node: grammar.Simple) -> Outcome:
+    def command(self, fields: list[Value], node: Simple) -> Outcome:
         """A command with its words filled in."""
         first, rest = fields[0].text, given_script(self.expand, node, self.beside, fields[1:])
-        if first in {":", "true", "false"}:
-            return "no" if first == "false" else "yes"
-        if first in _DECLARE:
-            for word in (word for word in node.words[1:] if grammar.ASSIGNMENT.fullmatch(word.text)):
-                assign(self.expand, word)
-            return "ran"
-        if first == "unset":
-            for value in rest:
-                self.scope.clear(value.text, node.line)
-        elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
-            read_names(self.expand, node, [word.text for word in rest])
-        elif first in {"cat", "sed"} and node.to is not None:
-            write_file(self.expand, node, self.beside)
-        elif first == "let":
-            for value in rest:
-                let(self.scope, value.text)
-        elif first == "shift" and self.scope.positional:
-            count = int(rest[0].text) if rest and rest[0].text.isdecimal() else 1
-            self.scope.positional = self.scope.positional[count:]
-        elif first == "set" and rest and rest[0].text == "--":
-            self.scope.positional = rest[1:]
-        elif first in {"source", "."} and rest:
+        if (outcome := own_command(self, first, rest, node)) is not None:
+            return outcome
+        if first in {"source", "."} and rest:
             if not self.included(rest[0].text, rest[1:]) and not rest[0].text.endswith(_NO_JOB):
                 self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
         elif script := _script_of([fields[0], *rest]):
@@ -232,11 +93,12 @@ class DryRun:
                 self.commands.append(Command(fields, node.line, self.doubt))
         elif first == "sbatch" and (job := submitted(self.scope, self.beside, self.name, rest)):
             self.included(job, [])
-        elif first == "exit" and (not rest or rest[0].text == "0"):
-            raise ExitError
+        elif first == "exit" and (not rest or rest[0].text == "0" or self.within):
+            raise ExitError(rest[0].text if rest else "0")
         elif first in self.functions and self.depth < _DEEPEST:
-            with self.deeper(rest):
-                return self.block(self.functions[first].body)
+            if node.piped:
+                return self.subshell(Subshell([node._replace(piped=False)]))
+            return self.call(self.functions[first], rest)
         elif first == "echo" and node.to is not None:
             pass  # to a file, or to stderr
         elif (at := started(fields)) and self.included(fields[at].text, fields[at + 1 :], launcher_of(fields, at)):
@@ -244,6 +106,24 @@ class DryRun:
         elif not self.inner(fields, node.line):
             self.commands.append(Command(fields, node.line, self.doubt))
         return "ran"
+
+    def call(self, function: Function, words: list[Value]) -> Outcome:
+        """A function of the script with these words."""
+        start, loops, self.loops = len(self.left), self.loops, 0
+        self.locals.append({})
+        outcome: Outcome = "ran"
+        try:
+            with self.deeper(words):
+                outcome = self.block(function.body)
+        except LeaveError as left:
+            status = left.status
+            outcome = "ran" if not status else "unknown" if not status.isdecimal() else "no" if int(status) else "yes"
+        finally:
+            self.loops, own = loops, self.locals.pop()
+        left_early = self.join(start, "return")
+        for name, kept in own.items():
+            self.scope.restore(name, kept)
+        return "unknown" if left_early else outcome
 
     @contextmanager
     def deeper(self, positional: list[Value] | None) -> Iterator[None]:
@@ -261,9 +141,9 @@ class DryRun:
         text, start = self.beside.text(path) if self.depth < _DEEPEST else None, len(self.commands)
         if text is None:
             return False
-        with self.deeper(words or self.scope.positional):
+        with self.deeper(words or self.scope.positional), suppress(LeaveError):
             own = text in self.beside.written.values()  # which may have marks of missing values
-            self.block(grammar.parse_shell(text if own else clean(text), self.scope.shown(path)))
+            self.block(parse_shell(text if own else clean(text), self.scope.shown(path)))
         self.started_by(launcher or [], start)
         return True
 
@@ -280,21 +160,21 @@ class DryRun:
         given = next((i for i, value in enumerate(fields[at:], at) if value.text == text), len(fields))
         own = fields[given + 2 :] if fields[at].text != "eval" else []  # bash -c TEXT NAME ARGUMENT...
         with self.deeper(own or self.scope.positional):
-            self.block(grammar.parse_shell(text, self.name, line))
+            self.block(parse_shell(text, self.name, line))
         self.started_by(fields[:at], start)
         return True
 
-    def arithmetic(self, node: grammar.Simple) -> Outcome:
+    def arithmetic(self, node: Simple) -> Outcome:
         """(( ... )): an assignment or a comparison."""
         text = self.expand.text(node.words[0].text[2:-2], node.line)
         self.blame = self.scope.cause(text, "its value is unknown")
         return let(self.scope, text)
 
-    def test(self, node: grammar.Simple) -> Outcome:
+    def test(self, node: Simple) -> Outcome:
         """[ ... ], [[ ... ]] and test; `[ 1 -ge 1]` lacks its last word, at which bash complains and goes on as at "no"."""
         if node.words[0].text == "[" and node.words[-1].text != "]":
             return "no"
         words = node.words[1 : -1 if node.words[-1].text in {"]", "]]"} else None]
-        operands = [word.text if word.operator else self.expand.text(word.text, word.line) for word in words]
-        self.blame = self.scope.cause(" ".join(operands), "it tests files")
-        return answer(operands, self.scope)
+        outcome, texts = answer_of(self.expand, words, double=node.words[0].text == "[[")
+        self.blame = self.scope.cause(" ".join(texts), "it tests files")
+        return outcome

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import fnmatch
+import glob
 import posixpath
 import re
 from itertools import groupby
 
-from steptime.launch.shell.lexer import Lexer
+from steptime.launch.shell.changed_texts import SLICE, ansi, changed, in_braces, sliced
+from steptime.launch.shell.known_outputs import simple_output
+from steptime.launch.shell.lexer import Lexer, Token
 from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Unknown, Value
 from steptime.launch.shell.slurm import length_of, lists_nodes, nodes_listed
 
 _INDICES = re.compile(r"!([A-Za-z_]\w*)\[[@*]\]")
 """${!array[@]}; with named elements ([a]=1) they are not numbers."""
+_INDIRECT = re.compile(r"!([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
 _HERE = re.compile(r"\s*cat\s*<<-?\s*(['\"]?\w+['\"]?)[ \t]*\n(.*)\n\s*\w+\s*", re.DOTALL)
-_SUM = re.compile(r"\s*expr\s+([^|;&<>\n]+)|\s*echo\s+\"?([^|;&<>\n\"]+)\"?\s*\|\s*bc\s*")
-"""Whole-number arithmetic by other commands: $(expr 32 / $GPUS), $(echo "$A * $B" | bc)."""
-_CUT = re.compile(r"\s*echo\s+([^|;&<>\n]+?)\s*\|\s*cut\s+-d\s*(['\"]?)(.)\2\s+-f\s*(\d{1,3})\s*")
-"""One of the parts of a text: $(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)."""
 _HERE_FOLDER = re.compile(r"pwd(?: -P)?|python3? -c (['\"])import os; *print\(os\.getcwd\(\)\)\1")
 _FOLDER_OF = re.compile(
     r"\s*(?:builtin )?cd (?:-P )?(?:-- )?([^|;&<>\n]+?)\s*(?:(?:&|1)?>\s*/dev/null(?: 2>&1)?\s*)?(?:&&|;)\s*pwd(?: -P)?\s*"
@@ -47,13 +46,18 @@ class Expander:
 
     def fields(self, raw: str, line: int) -> list[Value]:
         """The words that one raw word becomes: unquoted values are split at blanks, "${A[@]}" is one word per element."""
+        if "{" in raw and len(several := in_braces(raw)) > 1:
+            return [value for part in several for value in self.fields(part, line)]
+        said = self.scope.get("IFS")
+        ifs = " \t\r\n" if said is None or not self.scope.known(said.text) else said.text
+        splits = re.compile(f"([{re.escape(ifs)}]+)") if ifs else None
         pieces: list[Value | None] = []  # None separates words
         for values, quoted in self._parts(raw, line):
             for number, value in enumerate(values):
                 pieces += [None] if number else []
-                parts = [value.text] if quoted else re.split(r"([ \t\r\n]+)", value.text)
+                parts = [value.text] if quoted or splits is None else splits.split(value.text)
                 pieces += [
-                    None if part.isspace() and not quoted else Value(part, value.line)
+                    None if splits is not None and splits.fullmatch(part) and not quoted else Value(part, value.line)
                     for part in parts
                     if part or quoted
                 ]
@@ -61,6 +65,21 @@ class Expander:
             list(group) for parts_words, group in groupby(pieces, key=lambda piece: piece is None) if not parts_words
         )
         return [Value("".join(piece.text for piece in word if piece), word[0].line) for word in words if word[0]]
+
+    def _lexed(self, raw: str, line: int) -> list[Token]:
+        return Lexer(raw, self.name, line, array=True).tokens()
+
+    def pattern(self, raw: str, line: int) -> str:
+        """A raw word as a pattern: what is in quotes stands for itself."""
+        lexer, found, start, i = Lexer(raw, self.name, line), "", 0, 0
+        while i < len(raw):
+            if raw[i] in "'\"":
+                end = lexer.skip(i)
+                found += self.text(raw[start:i], line).replace("[^", "[!") + glob.escape(self.text(raw[i:end], line))
+                start = i = end
+            else:
+                i = lexer.skip(i) if raw.startswith(("${", "$(", "`"), i) else i + 1 + (raw[i] == "\\")
+        return found + self.text(raw[start:], line).replace("[^", "[!")
 
     def text(self, raw: str, line: int) -> str:
         """A raw word as one text, not split: the value of an assignment."""
@@ -118,7 +137,7 @@ class Expander:
             return self._braced(text[i + 2 : end - 1], line, quoted=quoted), end
         if not quoted and text.startswith("$'", i):
             end = lexer.skip(i + 1)
-            return [Value(text[i + 2 : end - 1], line)], end
+            return [Value(ansi(text[i + 2 : end - 1]), line)], end
         found = _NAME.match(text, i + 1)
         if found is None:
             return [Value("$", line)], i + 1
@@ -147,6 +166,8 @@ class Expander:
             counted = array[1] not in self.scope.named and all(item.text[:1] != "[" for item in of_array)
             if of_array and counted and all(self.scope.known(item.text) for item in of_array):
                 return [Value(str(i), line) for i in range(len(of_array))]
+        if (other := _INDIRECT.fullmatch(inner)) and (said := self.scope.get(other[1])) and said.text.isidentifier():
+            return self._variable(said.text, line)
         found = _BRACED.fullmatch(inner)
         if found is None:
             return [Value(self.scope.mark(f"${{{inner}}}", Unknown(f"${{{inner}}} is not supported")), line)]
@@ -165,7 +186,10 @@ class Expander:
             return self._default(name, values, default[1], default[2], line, quoted=quoted)
         if not rest:
             return values
-        return [Value(self._changed(value.text, rest, f"${{{inner}}}", line), value.line) for value in values]
+        if part := SLICE.fullmatch(rest) if index in {"[@]", "[*]"} or name in {"@", "*"} else None:
+            here = [Value(self.name, line), *values] if name in {"@", "*"} else values
+            return sliced(self, here, part, f"${{{inner}}}", line)
+        return [Value(changed(self, value.text, rest, f"${{{inner}}}", line), value.line) for value in values]
 
     def _elements(self, name: str, index: str | None, line: int) -> list[Value]:
         if index in {"[@]", "[*]"}:
@@ -173,6 +197,9 @@ class Expander:
             return list(found) if found is not None else [Value(self.scope.unset(name), line)]
         if index is None:
             return self._variable(name, line)
+        if name in self.scope.named:
+            why = Unknown(f"${name} has indices that are not 0, 1, 2 and so on")
+            return [Value(self.scope.mark(f"${{{name}{index}}}", why), line)]
         number = self.scope.arithmetic(self.text(index[1:-1], line), index)
         elements = self.scope.values.get(name, [])
         if re.fullmatch(r"-?\d+", number) and -len(elements) <= int(number) < len(elements):
@@ -190,11 +217,12 @@ class Expander:
         empty = unset == name or name in self.scope.cleared or (kind[0] == ":" and (not whole or bool(unset)))
         self.depth += 1
         raw = f'"{word}"' if quoted and '"' not in word else word
-        filled = self.fields(raw, line) if self.depth < _DEEPEST else []
+        words = [raw] if quoted or not re.search(r"\s", raw) else [token.text for token in self._lexed(raw, line)]
+        filled = [value for text in words for value in self.fields(text, line)] if self.depth < _DEEPEST else []
         self.depth -= 1
         self.words_done = kind[-1] == "+" or empty
         if kind[-1] == "+":
-            return [] if empty else filled
+            return filled if not empty else [Value("", line)] if quoted else []
         if not empty:
             return values
         if kind[-1] == "?":
@@ -206,35 +234,14 @@ class Expander:
             self.scope.put(name, " ".join(value.text for value in filled), line)
         return filled
 
-    def _changed(self, text: str, rest: str, shown: str, line: int) -> str:
-        """${X%pattern} and similar."""
-        if reasons := self.scope.reasons_of(text):
-            return self.scope.mark(shown, reasons[0].cause.part)
-        if rest in {"^^", ",,"}:
-            return text.upper() if rest == "^^" else text.lower()
-        if found := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
-            return _trimmed(text, found[1], self.text(found[2], line))
-        if found := re.fullmatch(r"/(/?)((?:\\.|[^/\\])*)(?:/(.*))?", rest, re.DOTALL):
-            old, new = self.text(found[2], line), self.text(found[3] or "", line)
-            if old and not re.search(r"[*?\[]", old):
-                return text.replace(old, new) if found[1] else text.replace(old, new, 1)
-        if found := re.fullmatch(r":\s*(\d+)(?::(\d+))?", rest):
-            start = int(found[1])
-            return text[start : start + int(found[2])] if found[2] else text[start:]
-        return self.scope.mark(shown, Unknown(f"{shown} is not supported"))
-
     def _command(self, inner: str, line: int) -> str:
         """$(...): paths that need no running; anything else has no value."""
         words = inner.split(None, 1)
         shown = f"$({' '.join(inner.split())})"
         self.depth += 1
         try:
-            if sums := _SUM.fullmatch(inner):
-                return self.scope.arithmetic(self.text(sums[1] or sums[2], line), shown)
-            if cut := _CUT.fullmatch(inner):
-                parts = self.text(cut[1], line).split(cut[3])
-                if self.scope.known(self.text(cut[1], line)) and 0 < int(cut[4]) <= len(parts):
-                    return parts[int(cut[4]) - 1]
+            if (simple := simple_output(self, inner, line, shown)) is not None:
+                return simple
             if folder := _FOLDER_OF.fullmatch(inner):
                 path = self.text(re.sub(r"\$\{?BASH_SOURCE(?:\[0\])?\}?", "$0", folder[1]), line)
                 if self.scope.known(path):
@@ -248,10 +255,15 @@ class Expander:
                 return self._variable("PWD", line)[0].text
             alone = words and self.depth < _DEEPEST and not re.search(r"[|;&<>(`\n]", inner)
             given = [value for word in _WORDS.findall(inner) for value in self.fields(word, line)] if alone else []
-            if (output := self.scope.prints(given)) is not None:
+            if (output := self.scope.prints(given)) is not None or (
+                output := self.scope.outputs(inner, line)
+            ) is not None:
                 return output
             if plain and words[0] in {"dirname", "basename", "echo"}:
-                found = [value.text for value in self.fields(words[1], line)]
+                apart = _WORDS.findall(words[1]) if words[0] == "basename" and "(" not in inner else words[1:]
+                found = [value.text for word in apart for value in self.fields(word, line)]
+                if words[0] == "basename" and len(found) == 2 and all(map(self.scope.known, found)):
+                    return posixpath.basename(found[0].rstrip("/")).removesuffix(found[1])
                 text = " ".join(found)
                 if found and all(map(self.scope.known, found)):
                     if words[0] == "echo" and not text.startswith("-"):
@@ -282,13 +294,3 @@ class Expander:
 def quoted(body: str) -> str:
     """A here-document as a quoted word: quotes inside it are plain characters."""
     return '"' + body.replace('"', '\\"') + '"'
-
-
-def _trimmed(text: str, kind: str, pattern: str) -> str:
-    """A text less the shortest or longest (doubled sign) prefix (#) or suffix (%) that fits the pattern."""
-    cuts = range(len(text) + 1)
-    if kind[0] == "#":
-        order = reversed(cuts) if kind == "##" else cuts
-        return next((text[i:] for i in order if fnmatch.fnmatchcase(text[:i], pattern)), text)
-    order = cuts if kind == "%%" else reversed(cuts)
-    return next((text[:i] for i in order if fnmatch.fnmatchcase(text[i:], pattern)), text)

@@ -2,72 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import NamedTuple, TypeAlias
-
 from steptime.base.config import ConfigError
 from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token, unquoted
+from steptime.launch.shell.statements import Case, Chain, Function, If, Loop, Simple, Statement, Subshell
 
 _BREAKS = frozenset({"\n", ";", "&"})
 _CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 _DEEPEST = 60
-
-
-class Simple(NamedTuple):
-    """The words of one command, the text that it is given, and the file that its output goes to."""
-
-    words: list[Token]
-    line: int
-    body: str | None = None
-    """Its here-document, the word of <<<, or the command of < <( ... ), unexpanded."""
-    to: Token | None = None
-    piped: bool = False
-    """Whether another command reads its output."""
-
-
-class If(NamedTuple):
-    """Conditions with their bodies, in order; an else has no condition."""
-
-    arms: list[tuple[list[Statement] | None, list[Statement]]]
-    line: int
-
-
-class Loop(NamedTuple):
-    """for NAME in words, or while or until a condition."""
-
-    kind: str
-    name: str
-    words: list[Token]
-    condition: list[Statement]
-    body: list[Statement]
-    line: int
-
-
-class Case(NamedTuple):
-    """A word and its arms: patterns and bodies."""
-
-    word: Token
-    arms: list[tuple[list[Token], list[Statement]]]
-    line: int
-
-
-class Function(NamedTuple):
-    """A definition."""
-
-    name: str
-    body: list[Statement]
-    line: int
-
-
-class Chain(NamedTuple):
-    """Commands with the && or || before each."""
-
-    parts: list[tuple[str, Statement]]
-    line: int
-
-
-Statement: TypeAlias = "Simple | If | Loop | Case | Function | Chain | list[Statement]"
-"""A list is the contents of braces or parentheses."""
 
 
 def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
@@ -154,7 +95,7 @@ class _Parser:
             self.i += 1
             self.skip(frozenset({"\n"}))
             first = _joined(first, self.command())
-            first = first._replace(piped=True) if isinstance(first, Simple) else first
+            first = first._replace(piped=True) if isinstance(first, Simple) else Subshell([first])
         return first
 
     def command(self) -> Statement:
@@ -190,9 +131,9 @@ class _Parser:
         after = self.tokens[self.i + 1 : self.i + 3]
         return [t.text for t in after] == ["(", ")"] and all(t.operator for t in after)
 
-    def group(self, token: Token) -> list[Statement]:
+    def group(self, token: Token) -> Statement:
         self.i += 1
-        return self.body("}" if token.text == "{" else ")", token)
+        return self.body("}", token) if token.text == "{" else Subshell(self.body(")", token))
 
     def function(self, token: Token) -> Function:
         self.i += token.text == "function"
@@ -203,7 +144,7 @@ class _Parser:
         start = self.peek()
         if name is None or start is None or start.text not in {"{", "("}:
             raise self.fail(token, "a function has no body")
-        return Function(name.text, self.group(start), token.line)
+        return Function(name.text, [self.group(start)], token.line)
 
     def branches(self, start: Token) -> If:
         arms: list[tuple[list[Statement] | None, list[Statement]]] = []
@@ -294,7 +235,3 @@ class _Parser:
             self.group(name)
         elif not (name is not None and name.operator and name.text in {"<", ">"}):  # > >(tee log)
             self.i += 1
-
-
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)", re.DOTALL)
-"""NAME=value, NAME+=value, NAME[i]=value."""

@@ -1,14 +1,18 @@
-"""What a function of a script prints, for $(function words): its echo commands, where it does nothing else and has no pipe."""
+"""What $(...) prints of a function of the script, or of tests: their echo commands, where they do no more, without pipes."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import re
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
-from steptime.launch.shell import grammar
-from steptime.launch.shell.commands import Command, ExitError
+from steptime.launch.shell.commands import Command, ExitError, LeaveError, Left
+from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.scope import Scope, Unknown, Value
+from steptime.launch.shell.statements import Function, Statement
 
+_TESTS = re.compile(r"\s*(?:!\s+)?(?:\[\[?|test|if|case)\s")
+_OPTION = re.compile(r"-[neE]+(?:\s|$)")
 _AS_LONG_AS = 20
 """Commands that a call counts as, in the limit on a script's commands: it takes about their time."""
 
@@ -16,35 +20,51 @@ _AS_LONG_AS = 20
 class _Interpreter(Protocol):
     """What is needed of the dry run of a script."""
 
+    name: str
     commands: list[Command]
-    functions: dict[str, grammar.Function]
+    functions: dict[str, Function]
     scope: Scope
     doubt: Unknown | None
     full: bool
     count: int
     pipes: int
+    left: list[tuple[Left, Scope, Unknown]]
 
     def deeper(self, positional: list[Value] | None) -> AbstractContextManager[Any]:
         """One level down, with its own positional arguments."""
         ...
 
-    def block(self, nodes: list[grammar.Statement]) -> object:
+    def block(self, nodes: list[Statement]) -> object:
         """Interpret commands one after another."""
         ...
 
 
 def printed(walk: _Interpreter, words: list[Value]) -> str | None:
-    """The output of a function with these words, in a copy of the variables as in a subshell; None where it is not known."""
+    """The output of a function with these words; None where it is not known."""
     name = words[0].text if words else ""
-    if name not in walk.functions or walk.doubt is not None:
+    found = _texts(walk, walk.functions[name].body, words[1:]) if name in walk.functions else None
+    return "\n".join(found) if found else None
+
+
+def output(walk: _Interpreter, text: str, line: int) -> str | None:
+    """The output of commands that test and echo: $([ $TP -gt 1 ] && echo --sequence-parallel); None where it is not known."""
+    if not _TESTS.match(text):
+        return None
+    found = _texts(walk, parse_shell(text, walk.name, line), walk.scope.positional)
+    return None if found is None else "\n".join(found)
+
+
+def _texts(walk: _Interpreter, body: list[Statement], words: list[Value] | None) -> list[str] | None:
+    """What each echo of these commands prints, in a copy of the variables as in a subshell; None where it is not known."""
+    if walk.doubt is not None:
         return None
     start, scope, pipes = len(walk.commands), walk.scope, walk.pipes
     walk.scope = scope.copy()
     walk.count += _AS_LONG_AS
-    ended = False
+    ended, undecided = False, len(walk.left)
     try:
-        with walk.deeper(words[1:]):
-            walk.block(walk.functions[name].body)
+        with walk.deeper(words), suppress(LeaveError):
+            walk.block(body)
     except ExitError:
         if walk.full:
             raise
@@ -52,16 +72,10 @@ def printed(walk: _Interpreter, words: list[Value]) -> str | None:
     finally:
         ran, walk.scope = walk.commands[start:], scope
         del walk.commands[start:]
-    if ran and ran[-1].words[0].text == "return":
-        ran.pop()
+    if len(walk.left) > undecided:
+        ended = True
+        del walk.left[undecided:]
     texts = [" ".join(value.text for value in command.words[1:]) for command in ran]
     plain = all(command.words[0].text == "echo" and command.doubt is None for command in ran)
-    if (
-        ended
-        or walk.pipes > pipes
-        or not plain
-        or not texts
-        or any(text.startswith("-") or not walk.scope.known(text) for text in texts)
-    ):
-        return None
-    return "\n".join(texts)
+    unknown = any(_OPTION.match(text) or not walk.scope.known(text) for text in texts)
+    return None if ended or walk.pipes > pipes or not plain or unknown else texts

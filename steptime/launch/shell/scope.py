@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from steptime.launch.shell.arithmetic import arithmetic
+from steptime.launch.shell.arithmetic import arithmetic, whole
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 """Encloses the number of a reason in the middle of a text, in place of a missing value."""
@@ -85,6 +85,10 @@ class Reason(NamedTuple):
     """Whether it is a variable that is not set: tests treat it as empty."""
 
 
+Kept: TypeAlias = "tuple[list[Value], bool, bool] | None"
+"""A variable as it was: its values, whether it is an array, and whether it has indices of its own; None: not set."""
+
+
 def clean(text: str) -> str:
     """A text without the characters that mark missing values."""
     return text.replace(_OPEN, "").replace(_CLOSE, "")
@@ -107,11 +111,15 @@ class Scope:
         """Arrays whose indices are not 0, 1, 2 and so on, as far as is known."""
         self.cleared: set[str] = set()
         """Variables that the script unsets: empty wherever they are used, and not set for ${X+word} and ${X-word}."""
+        self.integers: set[str] = set()
+        """Variables declared to hold whole numbers: what is assigned to them is arithmetic."""
         self.positional: list[Value] | None = None
         """The words after the script's name; None: none were given, and it is unknown whether there are any."""
         self.reasons: list[Reason] = []
         self.prints: Callable[[list[Value]], str | None] = lambda _: None
         """What a function of the script prints with these words, its name first; None where that is not known."""
+        self.outputs: Callable[[str, int], str | None] = lambda _text, _line: None
+        """What commands in $(...) print, where they only test and echo; None where that is not known."""
         self.sourced: list[str] = []
         """Files that the script sources and that are not read."""
         self.required: list[str] = []
@@ -121,10 +129,10 @@ class Scope:
         """A copy of the variables for independent changes; reasons are shared."""
         other = Scope({})
         other.values, other.arrays = dict(self.values), set(self.arrays)
-        other.named, other.cleared = set(self.named), set(self.cleared)
+        other.named, other.cleared, other.integers = set(self.named), set(self.cleared), self.integers
         other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
-        other.required = self.required
-        other.outside, other.read, other.prints = self.outside, self.read, self.prints
+        other.outside, other.read, other.required = self.outside, self.read, self.required
+        other.prints, other.outputs = self.prints, self.outputs
         return other
 
     def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:
@@ -195,6 +203,19 @@ class Scope:
             self.put(name, text, line)
         return before
 
+    def kept(self, name: str) -> Kept:
+        """A variable as it is, for `restore`."""
+        found = self.values.get(name)
+        return None if found is None else (found, name in self.arrays, name in self.named)
+
+    def restore(self, name: str, kept: Kept) -> None:
+        """Make a variable what it was."""
+        values, array, named = kept or (None, False, False)
+        self.values.pop(name, None)
+        self.values |= {name: values} if values is not None else {}
+        self.arrays = self.arrays - {name} | ({name} if array else set())
+        self.named = self.named - {name} | ({name} if named else set())
+
     def put_array(self, name: str, elements: list[Value]) -> None:
         """Set an array."""
         self.values[name] = elements
@@ -215,8 +236,8 @@ class Scope:
 
         def lookup(name: str, depth: int = 0) -> int | None:
             value = self.get(name)
-            if value is not None and re.fullmatch(r"\s*[-+]?\d+\s*", value.text):
-                return int(value.text)
+            if value is not None and re.fullmatch(r"\s*[-+]?(?:0|[1-9]\d*|0[0-7]+)\s*", value.text):
+                return whole(value.text.strip())
             if value is not None and not value.text.strip():
                 return 0
             if value is not None and depth < 10 and self.known(value.text):

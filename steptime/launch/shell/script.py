@@ -160,8 +160,9 @@ def _read(
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {
         key: found[0].text
-        for key, found in walk.scope.values.items()
-        if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
+        for scope in (*walk.inside, walk.scope)
+        for key, found in scope.values.items()
+        if key not in scope.arrays and found and scope.known(found[0].text)
     }
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     said = variables.get("VOCAB_SIZE", "")

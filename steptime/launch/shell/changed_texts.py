@@ -1,0 +1,106 @@
+"""What expansions do to a text: ${X%pattern}, ${X/old/new}, ${A[@]:1:2}, {a,b} and $'...'."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import Protocol
+
+from steptime.launch.shell.scope import Scope, Unknown, Value
+
+SLICE = re.compile(r":\s*([^:]+?)(?::\s*([^:]+))?")
+"""Some of the elements of an array, or of the script's words: ${A[@]:1:2}."""
+_BRACES = re.compile(r"(?<!\$)\{([^{}\s'\"\\$`]*,[^{}\s'\"\\$`]*|-?\d+\.\.-?\d+)\}")
+_MOST_BRACES = 1000
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+
+
+class _Filler(Protocol):
+    scope: Scope
+
+    def text(self, raw: str, line: int) -> str:
+        """A raw word as one text."""
+        ...
+
+
+def changed(expand: _Filler, text: str, rest: str, shown: str, line: int) -> str:
+    """${X%pattern} and similar: what `rest` makes of a variable's text."""
+    if reasons := expand.scope.reasons_of(text):
+        return expand.scope.mark(shown, reasons[0].cause.part)
+    if rest in {"^^", ",,"}:
+        return text.upper() if rest == "^^" else text.lower()
+    if rest in {"^", ","}:
+        return (text[:1].upper() if rest == "^" else text[:1].lower()) + text[1:]
+    if found := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
+        return _trimmed(text, found[1], expand.text(found[2], line))
+    if found := re.fullmatch(r"/([/#%]?)((?:\\.|[^/\\])*)(?:/(.*))?", rest, re.DOTALL):
+        old, new = expand.text(found[2], line), expand.text(found[3] or "", line)
+        if old and not re.search(r"[*?\[]", old):
+            if found[1] == "#":
+                return new + text[len(old) :] if text.startswith(old) else text
+            if found[1] == "%":
+                return text[: -len(old)] + new if text.endswith(old) else text
+            return text.replace(old, new) if found[1] else text.replace(old, new, 1)
+    if found := re.fullmatch(r":\s*(\d+|(?<= )-\d+)(?::\s*(\d+))?", rest):
+        start = int(found[1])
+        part = text[start:] if start >= 0 or -start <= len(text) else ""
+        return part[: int(found[2])] if found[2] else part
+    return expand.scope.mark(shown, Unknown(f"{shown} is not supported"))
+
+
+def sliced(expand: _Filler, values: list[Value], part: re.Match[str], shown: str, line: int) -> list[Value]:
+    """The elements that a slice takes: from a number on, so many of them if given."""
+    start, count = part.groups()
+    causes = (one.cause for value in values for one in expand.scope.reasons_of(value.text))
+    if listed := next((cause for cause in causes if cause.nodes), None):
+        return [Value(expand.scope.mark(shown, listed.part), line)]
+    numbers = [expand.scope.arithmetic(expand.text(part, line), shown) for part in (start, count) if part]
+    if unknown := next((text for text in numbers if not re.fullmatch(r"-?\d+", text)), None):
+        return [Value(unknown, line)]
+    first = int(numbers[0])
+    kept = values[first:] if first >= 0 or -first <= len(values) else []
+    return kept[: int(numbers[1])] if count else kept
+
+
+def _trimmed(text: str, kind: str, pattern: str) -> str:
+    """A text less the shortest or longest (doubled sign) prefix (#) or suffix (%) that fits the pattern."""
+    cuts = range(len(text) + 1)
+    if kind[0] == "#":
+        order = reversed(cuts) if kind == "##" else cuts
+        return next((text[i:] for i in order if fnmatch.fnmatchcase(text[:i], pattern)), text)
+    order = cuts if kind == "%%" else reversed(cuts)
+    return next((text[:i] for i in order if fnmatch.fnmatchcase(text[i:], pattern)), text)
+
+
+def in_braces(raw: str) -> list[str]:
+    """The words that braces outside of quotes make of one: a{1,2} is a1 a2, {1..3} is 1 2 3.
+
+    >>> in_braces("--x={1,2}"), in_braces("'{1,2}'"), in_braces("{1..3}")
+    (['--x=1', '--x=2'], ["'{1,2}'"], ['1', '2', '3'])
+    """
+    found = next((part for part in _BRACES.finditer(raw) if not _inside_quotes(raw, part.start())), None)
+    if found is None:
+        return [raw]
+    first, dots, last = found[1].partition("..")
+    choices = found[1].split(",")
+    if dots and "," not in found[1]:
+        step = 1 if int(first) <= int(last) else -1
+        choices = [str(number) for number in range(int(first), int(last) + step, step)][:_MOST_BRACES]
+    before, after = raw[: found.start()], raw[found.end() :]
+    return [word for choice in choices for word in in_braces(before + choice + after)][:_MOST_BRACES]
+
+
+def _inside_quotes(raw: str, at: int) -> bool:
+    """Whether a position of a raw word is in quotes, an expansion or a command."""
+    before = re.sub(r"\\.", "", raw[:at])
+    open_double = before.count('"') % 2 == 1
+    return open_double or before.count("'") % 2 == 1 or "${" in before or "$(" in before or "`" in before
+
+
+def ansi(text: str) -> str:
+    r"""The text of $'...': its backslashes decoded.
+
+    >>> ansi(r"it\'s") + ansi(r"a\\b")
+    "it'sa\\b"
+    """
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text, flags=re.DOTALL)

@@ -1,0 +1,125 @@
+"""Commands of the shell itself that change its variables: declarations, unset, set, shift, getopts, read, let."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from steptime.launch.beside import Beside
+from steptime.launch.shell.assignments import assign, let, read_names, write_file
+from steptime.launch.shell.commands import LeaveError, Left
+from steptime.launch.shell.conditions import Outcome
+from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.scope import Kept, Scope, Unknown, Value
+from steptime.launch.shell.statements import ASSIGNMENT, Simple
+
+_DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
+_LEFT: dict[str, Left] = {"break": "break", "continue": "continue", "return": "return"}
+
+_NO_OPTIONS = (
+    "the script's options (getopts) are taken as not given; for others pass script and arguments as one string"
+)
+
+
+class _Walk(Protocol):
+    """What is needed of the dry run of a script."""
+
+    scope: Scope
+    beside: Beside
+    blame: Unknown
+    told: list[str]
+    locals: list[dict[str, Kept]]
+    loops: int
+    depth: int
+
+    @property
+    def expand(self) -> Expander:
+        """Fills in words from the current variables."""
+        ...
+
+
+def own_command(walk: _Walk, first: str, rest: list[Value], node: Simple) -> Outcome | None:
+    """Interpret one of the shell's own commands; None of any other.
+
+    Raises:
+        LeaveError: break, continue and return, where there is something to leave.
+    """
+    scope = walk.scope
+    if first in {":", "true", "false"}:
+        return "no" if first == "false" else "yes"
+    if first in _LEFT and (walk.depth if first == "return" else walk.loops):
+        raise LeaveError(_LEFT[first], rest[0].text if rest else "")
+    if first == "getopts" and len(rest) >= 2:
+        return _getopts(walk, rest[0].text, rest[1].text)
+    if first in _DECLARE:
+        _declare(walk, first, node)
+    elif first == "unset":
+        for value in rest:
+            _unset(scope, value.text, node.line)
+    elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
+        read_names(walk.expand, node, [word.text for word in rest])
+    elif first in {"cat", "sed"} and node.to is not None:
+        write_file(walk.expand, node, walk.beside)
+    elif first == "let":
+        for value in rest:
+            let(scope, value.text)
+    elif first == "shift" and scope.positional:
+        count = int(rest[0].text) if rest and rest[0].text.isdecimal() else 1
+        scope.positional = scope.positional[count:]
+    elif first == "set" and rest and rest[0].text == "--":
+        scope.positional = rest[1:]
+    else:
+        return None
+    return "ran"
+
+
+def _unset(scope: Scope, name: str, line: int) -> None:
+    if found := re.fullmatch(r"(\w+)\[.*\]", name):
+        why = Unknown(f"line {line} unsets one of its elements")
+        scope.put_array(found[1], [Value(scope.mark(f"${found[1]}", why), line)])
+    else:
+        scope.clear(name, line)
+
+
+def _declare(walk: _Walk, first: str, node: Simple) -> None:
+    """Assignments after export, local and similar; those of local and declare end with the function."""
+    options = "".join(word.text for word in node.words[1:] if re.fullmatch(r"-[a-zA-Z]+", word.text))
+    own = bool(walk.locals) and (first == "local" or (first in {"declare", "typeset"} and "g" not in options))
+    for word in node.words[1:]:
+        found = ASSIGNMENT.fullmatch(word.text)
+        name = found[1] if found else word.text
+        if own and name.isidentifier():
+            walk.locals[-1].setdefault(name, walk.scope.kept(name))
+            if found is None:
+                walk.scope.restore(name, None)
+        if "i" in options and first != "export":
+            walk.scope.integers.add(name)
+        if found is not None:
+            assign(walk.expand, word)
+            if "n" in options and first != "export":
+                walk.scope.put(name, walk.scope.mark(f"${name}", Unknown(f"${name} is a reference")), node.line)
+
+
+def _getopts(walk: _Walk, letters: str, name: str) -> Outcome:
+    """The next option of the script's or function's arguments, in `name` and OPTARG; "no" after the last."""
+    scope = walk.scope
+    if scope.positional is None:
+        walk.told += [] if _NO_OPTIONS in walk.told else [_NO_OPTIONS]
+        return "no"
+    said = scope.get("OPTIND")
+    at = int(said.text) if said is not None and said.text.isdecimal() else 1
+    word = scope.positional[at - 1].text if at <= len(scope.positional) else ""
+    if not scope.known(word) or (re.fullmatch(r"-\w{2,}", word) and letters.partition(word[1])[2][:1] != ":"):
+        walk.blame = Unknown(f"the option {scope.shown(word)} is not read")
+        return "unknown"
+    if not word.startswith("-") or word in {"-", "--"}:
+        scope.put("OPTIND", str(at + (word == "--")), 0)
+        return "no"
+    letter, value = word[1], word[2:]
+    takes = letters.partition(letter)[2][:1] == ":"
+    if takes and not value:
+        value, at = scope.positional[at].text if at < len(scope.positional) else "", at + 1
+    scope.put(name, letter if letter in letters else "?", 0)
+    scope.put("OPTARG", value, 0)
+    scope.put("OPTIND", str(at + 1), 0)
+    return "yes"

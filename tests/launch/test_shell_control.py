@@ -1,0 +1,105 @@
+"""Where commands of a script end, and whose its variables are: each script passes the words that bash passes."""
+
+from __future__ import annotations
+
+import pytest
+from bash_words import bash, words
+
+from steptime.launch.shell.script import read_script
+
+LOOPS = [
+    "for i in 1 2 4 8; do TP=$i; if [ $i -eq 4 ]; then break; fi; done; torchrun t.py $TP",
+    "A=; for i in 1 2 3; do if [ $i -eq 2 ]; then continue; fi; A+=$i; done; torchrun t.py $A",
+    "i=0; while true; do i=$((i + 1)); if [ $i -ge 3 ]; then break; fi; done; torchrun t.py $i",
+    "i=0; while [ $i -lt 9 ]; do i=$((i + 1)); [ $i -eq 4 ] && break; done; torchrun t.py $i",
+    'for i in 1 2 3; do for j in 1 2 3; do [ $j = 2 ] && break 2; X="$i$j"; done; done; torchrun t.py $X',
+    "for i in 1 2 3; do case $i in 2) break ;; esac; X=$i; done; torchrun t.py $X",
+    "X=; for ((i = 0; i < 3; i++)); do X=$X.$i; done; torchrun t.py $X",
+    "X=; for i in {1..3} $(seq 4 5); do X=$X$i; done; torchrun t.py $X",
+    "set -- -t 4 -p2 r; while getopts t:p: o; do case $o in t) T=$OPTARG ;; p) P=$OPTARG ;; esac; done\ntorchrun t.py $T $P",
+]
+FUNCTIONS = [
+    "f() { X=1; return; X=2; }\nf; torchrun t.py $X",
+    'f() { if [ "$1" = a ]; then X=1; return 0; fi; X=2; }\nf a; torchrun t.py $X',
+    "f() { for i in 1 2 3; do [ $i = 2 ] && return; X=$i; done; X=9; }; f; torchrun t.py $X",
+    "f() { return 1; }; A=1; f || A=2; torchrun t.py $A",
+    'f() { [ "$1" = x ] && return 1; return 0; }; if f y; then A=2; fi; torchrun t.py $A',
+    "f() { local TP=4; Y=$TP; }\nTP=2; f; torchrun t.py $TP $Y",
+    "f() { local TP; TP=4; declare PP=3; export CP=5; }\nTP=2; PP=1; CP=1; f; torchrun t.py $TP $PP $CP",
+    "g() { local X=2; h; }; h() { Y=$X; X=5; }; X=1; g; torchrun t.py $X $Y",
+    'f() { local A=(--num-layers 2 -n x); local C="torchrun t.py ${A[@]}"; $C; }; f',
+    "get() { if [ $1 = 7b ]; then echo 32; return; fi; echo --l 40; }; torchrun t.py $(get 7b) $(get x)",
+]
+SUBSHELLS = [
+    "TP=2; (TP=8; cd /); torchrun t.py $TP",
+    "f() (TP=4); TP=2; f; torchrun t.py $TP",
+    "f() { TP=8; }; TP=2; f | cat; TP=4 | cat; torchrun t.py $TP",
+    "TP=2; if true; then TP=4; fi | cat; torchrun t.py $TP",
+    "A=1; (exit 1) || A=2; torchrun t.py $A",
+]
+TESTS = [
+    "if [ -n $X ]; then A=1; else A=0; fi; torchrun t.py $A",
+    "X=; if [ -n $X ]; then A=1; else A=0; fi; torchrun t.py $A",
+    "X=; if [ $X != y ]; then A=1; else A=0; fi; torchrun t.py $A",
+    "X=; if [ $X -eq 0 ]; then A=1; else A=0; fi; torchrun t.py $A",
+    'X="a b"; if [ $X = "a b" ]; then A=1; else A=0; fi; torchrun t.py $A',
+    'if [ "x$X" = "x" ]; then A=1; else A=0; fi; torchrun t.py $A',
+    'X="*"; if [[ a == "$X" ]]; then A=1; else A=2; fi; torchrun t.py $A',
+    'X="*"; case a in "$X") A=1 ;; $X) A=2 ;; esac; torchrun t.py $A',
+    "X=ab; case $X in [^a]*) A=1 ;; *) A=2 ;; esac; torchrun t.py $A",
+    "if [[ 7b =~ ^(7b|8b)$ ]]; then A=1; else A=2; fi; torchrun t.py $A",
+    "X=5; if ! [ $X -eq 4 ] && ! false; then A=1; fi; torchrun t.py $A",
+    "X=8; torchrun t.py $([ $X -gt 7 ] && echo --sp) $(if [ $X = 1 ]; then echo --no; fi) end",
+]
+WORDS = [
+    "A=(1 2 3); torchrun t.py ${A[@]:1:2} ${A[@]:1} ${A[@]: -1}",
+    "A=(1 2 3); A[1]=9; A[2]+=x; A[3]=4; torchrun t.py ${A[1]} ${A[@]} ${#A[@]}",
+    'set -- 1 2 3; torchrun t.py ${@:2} "${@:1:1}"',
+    "B=1; torchrun t.py ${B:+--x $B} ${C:+--y $C} ${C:---z 2} end",
+    'B=1; torchrun t.py ${B:+"--x $B"} "${B:+--q $B}" "${C:+--no}" end',
+    'torchrun t.py {a,b}c --x={1,2} "{q,r}" {single}',
+    "IFS=,; X=1,2; torchrun t.py $X; unset IFS",
+    "X=$'a\\tb'; torchrun t.py \"$X\"",
+    "A=aXb; torchrun t.py ${A/#a/Z} ${A/%b/Z} ${A/#X/Z}",
+    "X=TP; TP=8; torchrun t.py ${!X} $(basename /a/b.sh .sh)",
+    "declare -i X=3+4; X=X+1; torchrun t.py $X",
+    "A=010; torchrun t.py $((A + 1)) $((0x10)) $((10#08 + 1))",
+    "export CUDA_VISIBLE_DEVICES=4,5; N=$(echo $CUDA_VISIBLE_DEVICES | tr ',' '\\n' | wc -l); torchrun t.py $N",
+    "G=0,1,2; torchrun t.py $(echo $G | awk -F',' '{print NF}')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*LOOPS, *FUNCTIONS, *SUBSHELLS, *TESTS, *WORDS])
+def test_words_are_those_that_bash_passes(text):
+    assert words(text) == bash(text)
+
+
+def test_python_counts_the_visible_devices():
+    count = "python -c \"import os; print(os.environ['CUDA_VISIBLE_DEVICES'].count(',' ) + 1)\""
+    text = f"export CUDA_VISIBLE_DEVICES=4,5,6\nN=`{count}`\ntorchrun --nproc_per_node $N t.py"
+    assert read_script(text, "run.sh", {}).devices == 3
+
+
+def test_an_undecided_test_that_leaves_a_loop_leaves_its_variables_open():
+    """`break` where a program says so: the last value is not known."""
+    text = "for i in 1 2 4; do TP=$i; if some_program; then break; fi; done\ntorchrun t.py $TP"
+    (word,) = read_script(text, "run.sh", {}).arguments
+    assert word.unresolved
+    text = "f() { TP=1; if some_program; then return; fi; TP=2; }\nf\ntorchrun t.py $TP"
+    (word,) = read_script(text, "run.sh", {}).arguments
+    assert word.unresolved
+
+
+def test_a_subshell_that_launches_keeps_its_variables():
+    found = read_script("(export NNODES=2; torchrun --nnodes $NNODES --nproc_per_node 4 t.py)", "run.sh", {})
+    assert (found.nodes, found.variables["NNODES"]) == (2, "2")
+
+
+def test_options_that_are_not_given_are_not_set():
+    """Where the script is given no words, getopts finds none, which a note says; `run.sh -z` has one."""
+    text = "DS=0\nwhile getopts dz o; do case $o in z) DS=1 ;; esac; done\n"
+    text += 'if [ $DS -eq 1 ]; then A="--deepspeed"; else A="--pipeline-model-parallel-size 4"; fi\ntorchrun t.py $A'
+    found = read_script(text, "run.sh", {})
+    assert [word.text for word in found.arguments] == ["--pipeline-model-parallel-size", "4"]
+    assert any("options (getopts) are taken as not given" in note for note in found.notes)
+    assert words(text, **{"1": "-z"}) == ["--deepspeed"]
