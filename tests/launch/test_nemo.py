@@ -114,18 +114,24 @@ def test_nemo_1_in_its_own_words():
 
 @pytest.mark.parametrize("key", ["apply_embedding_scaling: true", "distributed_adam_bucket_merge_size: 4"])
 def test_settings_with_a_small_cost_are_told(key):
-    name = key.partition(":")[0]
     flags = changed("nemo/llama3_1_70b.yaml", ("\nmodel:\n", f"\nmodel:\n  {key}\n")).flags
-    assert [flag.status for flag in flags if name in flag.name] == ["approximated"]
+    assert [flag.status for flag in flags if key.partition(":")[0] in flag.name] == ["approximated"]
 
 
 @pytest.mark.parametrize(
-    ("setting", "named"),
-    [("attn_logit_softcapping: 50.0", 1), ("parallel_attention: true", 1), ("parallel_attention: false", 0)],
+    ("setting", "name", "named"),
+    [
+        ("attn_logit_softcapping: 50.0", "", 1),
+        ("parallel_attention: true", "", 0),  # as the launcher's Mistral 7B
+        ("parallel_attention: true", "megatron_falcon_gpt", 2),
+        ("parallel_attention: false", "megatron_falcon_gpt", 1),
+        ("parallel_attention: false", "", 0),
+        ("parallel_attention: false", "te_gpt", 0),
+    ],
 )
-def test_another_block_of_megatron_core_is_refused(setting, named):
-    """megatron_gpt_model.py sets each of these on the config of its layers: Gemma 2's attention, Falcon's block."""
-    key = f"\nmodel:\n  mcore_customization_config:\n    {setting}\n    query_pre_attn_scalar: 224\n"
+def test_another_block_of_megatron_core_is_refused(setting, name, named):
+    """megatron_gpt_model.py sets each on the config of its layers; only Falcon's (get_specs, by model.name) read the second."""
+    key = f"\nmodel:\n  name: '{name}'\n  mcore_customization_config:\n    {setting}\n    query_pre_attn_scalar: 224\n"
     found = changed("nemo/llama3_1_70b.yaml", ("\nmodel:\n", key))
     assert len(found.of("unmodeled")) == named
 

@@ -17,6 +17,12 @@ from steptime.launch.reading import OTHER_MODEL, Reading
 _APEX = "distributed_fused_adam"
 _PARTS = ("preprocessor", "encoder", "decoder", "generator", "unet", "mm_cfg", "language_model")
 """Sections of NeMo 1's models of speech, images, translation and classification; a GPT has its sizes in the model itself."""
+_LAYERS = {
+    "megatron_falcon_gpt": "Falcon's layers",
+    "megatron_gemma2": "Gemma 2's layers",
+    "te_gpt_hyena": "Hyena layers",
+}
+"""Names of a model -> what it has in place of Megatron-Core's layers (megatron_gpt_model.py, get_specs)."""
 
 
 def read_one(config: NemoConfig) -> Reading:
@@ -43,6 +49,8 @@ def read_one(config: NemoConfig) -> Reading:
         keys.notes.append(
             f"sequences of {lengths[1]} tokens, from the data section, not encoder_seq_length {lengths[0]}"
         )
+    if layers := _LAYERS.get(str(said.get("model.name"))):
+        keys.leave_out("model.name", layers)
     software = config.profile(_in_megatron_words(keys))
     if isinstance(keys.get("trainer.devices"), int) and keys.values.get("trainer.num_nodes") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
