@@ -95,6 +95,8 @@ def _retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str
     ["to go on: 3dtrn 'run.sh ARG1 ARG2' --from auto"]
     >>> _retyped(["--from", "auto", "run.sh"], "run.sh", ["f: $RANK has no value; write RANK=... before the command"])
     ['to go on: RANK=... 3dtrn --from auto run.sh']
+    >>> _retyped(["run.sh", "--machine", "dgx-h100"], "run.sh", ["f: 9 devices; add --set hardware.node_type=NAME"])
+    ['to go on: 3dtrn run.sh --set hardware.node_type=NAME']
     """
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
     numbers = [int(n[:3]) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)]
@@ -112,8 +114,29 @@ def _retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str
         at = typed.index(source)
         given = range(len(named(source)[1]) + 1, words + 1)
         typed = [*typed[:at], " ".join([source, *(f"ARG{n}" for n in given)]), *typed[at + 1 :]]
+    typed = _without(typed, {fix.split()[1].partition("=")[0] for fixes in asked for fix in fixes})
     command = [*variables, "3dtrn", shlex.join(typed), *more, *["--allow-unmodeled"][: any(left_out)]]
     return [f"to go on: {' '.join(command)}"]
+
+
+def _without(typed: list[str], asked: set[str]) -> list[str]:
+    """The command without the settings that a problem asks for otherwise, which would contradict them.
+
+    >>> _without(["run.sh", "--set", "model.vocab_sz=1", "--set=data.gbs=2", "--json"], {"model.vocab_sz", "data.gbs"})
+    ['run.sh', '--json']
+    """
+    short = {"--machine": "hardware.node_type", "--devices": "parallelism.dp"}
+    kept: list[str] = []
+    words = iter(typed)
+    for word in words:
+        option, joined, value = word.partition("=")
+        if option not in {"--set", *short}:
+            kept.append(word)
+            continue
+        value = value if joined else next(words, "")
+        if short.get(option, value.partition("=")[0]) not in asked:
+            kept += [word] if joined else [word, value]
+    return kept
 
 
 def _options(line: str) -> list[str]:

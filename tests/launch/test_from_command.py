@@ -164,3 +164,14 @@ def test_a_list_in_a_fix_is_retyped_whole(run, tmp_path):
     assert "trained (LoRA of rank 8)" in out
     script.write_text(f"#!/bin/bash\n{words}\n")
     assert "LoRA" not in run("--from", "deepspeed", script, *H100)[1]
+
+
+@pytest.mark.parametrize("machine", [["--machine", "dgx-h100"], ["--set", "hardware.node_type=dgx-h100"]])
+def test_the_command_to_go_on_has_one_machine(run, tmp_path, machine):
+    """A node of 8 devices takes no 16 processes: the machine to write takes the place of the one that was given."""
+    flags = "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+    batch = "--micro-batch-size 1 --global-batch-size 64 --vocab-size 1000 --bf16"
+    (file := tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 16 pretrain_gpt.py {flags} {batch}\n")
+    code, _, err = run("--from", "megatron", file, *machine, "--brief")
+    assert code == 2
+    assert err.splitlines()[-1] == f"to go on: 3dtrn --from megatron {file} --brief --set hardware.node_type=NAME"

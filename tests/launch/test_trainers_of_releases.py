@@ -161,6 +161,7 @@ def test_megatron_sft_of_ms_swift_has_defaults_of_its_own(tmp_path):
     assert (found.model.name, layout.tp, layout.dp, layout.zero_level) == ("qwen2.5-7b", 2, 2, 1)
     assert (data.gbs, data.microbatch_sz, data.seqlen) == (16, 1, 4096)
     assert (str(performance.precision), performance.recompute.granularity) == ("bf16", "selective")
+    assert not any("assumed to have no cost" in note for note in found.notes)  # --model gives the model
 
 
 def test_version_1_of_llamafactory_has_defaults_of_its_own(tmp_path):
