@@ -177,13 +177,19 @@ def told_whole(sets: Sets, key: str) -> int | None:
     return value
 
 
-def on_node(sets: Sets) -> int | None:
-    """Devices per node of the machine that the user names; None where none is named."""
+def machine_told(sets: Sets) -> Machine | None:
+    """The machine that the user names; None where none is named."""
     name = told(sets, "hardware.node_type") or told(sets, "hardware")
     try:
-        return Machine.load(name).devices_per_node if isinstance(name, str) else None
+        return Machine.load(name) if isinstance(name, str) else None
     except ConfigError:  # reported with the whole plan
         return None
+
+
+def on_node(sets: Sets) -> int | None:
+    """Devices per node of the machine that the user names; None where none is named."""
+    machine = machine_told(sets)
+    return machine.devices_per_node if machine else None
 
 
 def _launched(keys: JobKeys, ranks: int) -> int | None:

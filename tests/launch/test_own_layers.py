@@ -4,6 +4,7 @@ from launch_readings import HARDWARE
 
 from steptime.launch.megatron.sources import of_dump
 from steptime.launch.read import read
+from steptime.launch.reading import to_job
 
 FLAGS = (
     "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 "
@@ -85,3 +86,16 @@ def test_older_models_are_those_of_a_parser_that_does_not_ask_for_others(tmp_pat
     assert attention(tmp_path, RUN, files, f"{flags} --use-mcore-models")[0] == "unfused"
     newer = older.replace("help='Use", "help='DEPRECATED. Use")
     assert attention(tmp_path, RUN, files | {"megatron/training/arguments.py": newer}, flags)[0] == "unfused"
+
+
+def test_transformer_engine_has_no_fused_attention_on_older_devices(tmp_path):
+    """get_attention_backend (pytorch/attention/dot_product_attention/utils.py): sm80 and newer only; V100 has 7.0, A100 8.0."""
+    (script := tmp_path / "run.sh").write_text(
+        f"#!/bin/bash\n{RUN} {FLAGS} --attention-backend auto\n", encoding="utf-8"
+    )
+    for machine, kind, told in (("dgx-1v", "unfused", 1), ("dgx-a100", "flash", 0)):
+        found = to_job(read("megatron", str(script), sets := {"hardware.node_type": machine}), sets)
+        assert found.performance.attention_impl == kind
+        assert sum("compute capability 8, v100-sxm2-32 has 7" in note for note in found.notes) == told
+    sets = {"hardware.node_type": "dgx-1v", "performance.attention_impl": "flash"}
+    assert to_job(read("megatron", str(script), sets), sets).performance.attention_impl == "flash"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from steptime.base.config import show
+from steptime.launch.devices import machine_told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
@@ -16,6 +17,7 @@ from steptime.software.timing_settings import GraphModule
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
 _OF_LATENTS = frozenset({"mla_up_proj"})
+_FUSED_CAPABILITY = 8.0
 OLDER = ("megatron-2021", "megatron-deepspeed")
 """Software whose kernels and experts are not Megatron-Core's."""
 MODULES = _MODULES | _OF_EXPERTS | _OF_LATENTS
@@ -233,7 +235,7 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
         keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
     # TransformerEngine's fused kernels take 16-bit values only (pytorch/attention/dot_product_attention/utils.py)
     whole = not local and plain_dtype(keys) == "fp32" and keys.get("attention_backend") in (None, "auto")
-    unfused = keys.word("attention_backend") or own or whole
+    unfused = keys.word("attention_backend") or own or whole or (not local and _without_fused_attention(keys))
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
     if local:  # routers of experts use TransformerEngine's products in any case (core transformer/moe/moe_utils.py)
         experts = has_experts(keys)
@@ -242,9 +244,26 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     elif keys.on("tp_comm_overlap") and keys.count("tensor_model_parallel_size") > 1:
         # its own, and one as large as three for userbuffers' streams (TE cpp_extensions/gemm.py, _NUM_MAX_UB_STREAMS)
         section["te_workspaces"] = 4
-    if not local and keys.get("attention_backend") in ("flash", "fused"):
+    if not (local or unfused) and keys.get("attention_backend") in ("flash", "fused"):
         section["attention_backend"] = "flash" if keys.get("attention_backend") == "flash" else "cudnn"
     return section
+
+
+def _without_fused_attention(keys: JobKeys) -> bool:
+    """Whether the device is older than all fused kernels of TransformerEngine.
+
+    It disables FlashAttention and cuDNN's below compute capability 8.0 (pytorch/attention/dot_product_attention/utils.py,
+    get_attention_backend).
+    """
+    machine = machine_told(keys.sets)
+    capability = machine.accelerator.compute_capability if machine else None
+    if machine is None or capability is None or capability >= _FUSED_CAPABILITY:
+        return False
+    device = f"{machine.accelerator.name} has {capability:g}"
+    keys.notes.append(
+        f"attention with all scores: TransformerEngine's fused kernels need compute capability {_FUSED_CAPABILITY:g}, {device}"
+    )
+    return True
 
 
 def _activation_is_fused(keys: JobKeys) -> bool:
