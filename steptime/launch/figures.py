@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from steptime.job.layer_counts import balanced_by_cost
@@ -84,6 +85,19 @@ class Figures:
             group = f"the {tp * cp} devices that share a sequence" if tp * cp > 1 else alone
             raise self.keys.error(key, f"must be a whole number of sequences on {group} (got {micro:g})")
         return int(micro), (self.whole("@steps") or 1) * pp
+
+    def accumulated(self, micro: int | None, steps: int | None, devices: int) -> int:
+        """Micro-batches of a step: as many as make the trainer's own batch (`least_batch`) where the file does not set them."""
+        least: int | None = self.keys.table.raw.get("least_batch")
+        if least is None or micro is None or self.states("@steps") or self.whole("@batch"):
+            return steps or 1
+        name, found = self.keys.name(self.figures["@steps"]), max(1, ceil(least / (micro * devices)))
+        self.keys.put(self.figures["@steps"], found)
+        if told(self.keys.sets, "data.gbs") is None:
+            self.keys.notes.append(
+                f"{name} not set, {found} assumed: {self.keys.table.framework}'s batch of {least} or more"
+            )
+        return found
 
     def listed(self) -> int | None:
         """Devices by the keys of nodes and of the processes on each."""

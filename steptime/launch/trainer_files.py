@@ -177,6 +177,8 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         said = flatten(parse_mapping(read_beside(config), str(config), repeats=True)) | said
     unset = "none" if table.raw.get("none_is_unset") else None
     said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
+    if said.get("global_world_size") == 1:  # of ms-swift: one process may see several devices
+        del said["global_world_size"]
     if key := without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
     return found._replace(keys=said)

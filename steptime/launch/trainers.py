@@ -287,10 +287,11 @@ class _Plan(Figures):
             if (self._sharded() or product) and 1 < replicas <= dp:
                 layout["replicas"] = replicas
             self.tell_share(self.own_names, batch)
-            gbs = batch or (micro * (steps or 1) * dp if micro else None)
+            steps = self.accumulated(micro, steps, dp * prod(degrees.values()))
+            gbs = batch or (micro * steps * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
             looked_for = str(self.get("@micro")) == "auto"  # at run time: llm-foundry
-            micro = micro or (gbs // (dp * (steps or 1)) if gbs and not looked_for else None)
+            micro = micro or (gbs // (dp * steps) if gbs and not looked_for else None)
         data |= {"microbatch_sz": micro} if micro else {}
         for key in ("gbs", "microbatch_sz"):
             if key not in data and "parallelism.dp" not in keys.left_open:

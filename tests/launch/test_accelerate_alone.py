@@ -92,3 +92,31 @@ def test_arguments_of_llamafactory_as_indented_json(tmp_path):
     said = {"stage": "sft", "finetuning_type": "full", "model_name_or_path": "gpt2", "per_device_train_batch_size": 4}
     text = json.dumps(said | {"cutoff_len": 512, "bf16": True}, indent=4)
     assert job(tmp_path, "args.json", text).data.seqlen == 512
+
+
+def test_the_processes_in_the_arguments_that_ms_swift_saves(tmp_path):
+    """swift/utils/env.py, get_dist_setting: WORLD_SIZE of the launcher; 1 also for one process that sees several devices."""
+    said = {"model": "Qwen/Qwen2.5-7B", "train_type": "full", "per_device_train_batch_size": 1, "max_length": 512}
+    of_run = said | {"global_world_size": 4, "local_world_size": 4}
+    found = job(tmp_path, "args.json", json.dumps(of_run, indent=2))
+    assert (found.parallelism.devices, found.data.gbs) == (4, 16)
+    with pytest.raises(ConfigError, match=r"number of devices unknown; add --set parallelism\.dp=N"):
+        job(tmp_path, "args.json", json.dumps(of_run | {"global_world_size": 1, "local_world_size": 1}, indent=2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "gbs"),
+    [
+        ("", 16),  # ceil(16 / 1 / 4) = 4 steps of 4 sequences
+        ("--per_device_train_batch_size 3", 24),  # ceil(16 / 3 / 4) = 2 of 12
+        ("--per_device_train_batch_size 8", 32),  # at least 1 of 32
+        ("--gradient_accumulation_steps 1", 4),
+        ("--sequence_parallel_size 2", 8),  # world_size counts the ranks that share a sequence: 4 of 2
+    ],
+)
+def test_ms_swift_accumulates_to_sixteen_sequences(tmp_path, flags, gbs):
+    """swift/trainers/arguments.py, __post_init__: max(1, ceil(16 / per_device_train_batch_size / world_size))."""
+    text = f"NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-7B --train_type full --max_length 512 {flags}\n"
+    found = job(tmp_path, "train.sh", text)
+    assert found.data.gbs == gbs
+    assert any("gradient_accumulation_steps not set" in note for note in found.notes) == ("accumulation" not in flags)
