@@ -73,3 +73,15 @@ def test_a_dump_in_comments_does_not_decide_the_kind() -> None:
 def test_flags_in_comments_do_not_decide_the_kind() -> None:
     command = "accelerate launch train.py --model_name_or_path a/b --per_device_train_batch_size 1"
     assert kind_of("run.sh", f"#!/bin/bash\n# before: --tensor-model-parallel-size 8\n{command}\n") == "transformers"
+
+
+def test_a_factory_of_nemo_behind_a_launcher() -> None:
+    command = "nemo llm pretrain --factory llama3_8b trainer.num_nodes=2"
+    for line in (command, f"srun {command} -y", f"srun bash -c '{command}'"):
+        assert kind_of("run.sh", f"#!/bin/bash\n#SBATCH --nodes=2\n{line}\n") == "nemo"
+
+
+def test_the_flags_of_a_functional_test_of_megatron_over_a_recipe() -> None:
+    """Megatron-LM's tests/functional_tests/test_cases: MODEL_ARGS may also be overrides, without any flag."""
+    text = "ENV_VARS: {A: 1}\nMODEL_ARGS:\n  trainer.devices: 8\n  model.config.num_layers: 12\n"
+    assert kind_of("model_config.yaml", text) == "megatron"
