@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launch_readings import DATA
 from test_files_of_forks import asked, written
+
+from steptime.launch.nemo.formats import read_nemo
 
 CONFIG = """\
 trainer: {devices: 8, num_nodes: 16, precision: bf16}
@@ -101,3 +104,12 @@ def test_a_stage_of_the_launcher_that_fine_tunes(tmp_path: Path) -> None:
     assert asked(tmp_path, "run.sh", f"#!/bin/bash\n{lacking}") == (
         "line 2: $GBS has no value; write GBS=... before the command",
     )
+
+
+def test_keys_of_nemo_1_without_effect():
+    """Launcher configs: recomputation of 0 layers per pipeline, and a checkpoint to go on from."""
+    text = (DATA / "nemo/llama3_1_70b.yaml").read_text(encoding="utf-8")
+    keys = "  activations_checkpoint_layers_per_pipeline: 0\n  restore_from_path: /models/own.nemo\n"
+    found = read_nemo("job", text.replace("\nmodel:\n", f"\nrestore_from_path: null\nmodel:\n{keys}"), {})
+    assert not found.of("unmodeled")
+    assert found.config == read_nemo("job", text, {}).config

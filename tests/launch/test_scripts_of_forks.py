@@ -376,3 +376,18 @@ def test_a_program_of_preference_learning_trains_otherwise(tmp_path):
     """Two models and pairs of sequences: not a step of pretraining."""
     text = RUN.replace("pretrain_gpt.py", "dpo_training_ref.py") + FLAGS
     assert "preference or reinforcement learning" in problems(tmp_path, text)[0]
+
+
+@pytest.mark.parametrize(("word", "activation"), [("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu")])
+def test_the_gated_activations_of_megatron_deepspeed(tmp_path, word, activation):
+    """megatron/model/glu_activations.py: a half of the projection, through the function, times the other half."""
+    model = job(tmp_path, f"{RUN}{FLAGS} --glu-activation {word}").model
+    assert (model.glu, model.activation) == (True, activation)
+
+
+def test_flags_spelled_with_underscores(tmp_path):
+    spelled = " ".join(
+        word.replace("-", "_").replace("__", "--", 1) if word[:2] == "--" else word for word in FLAGS.split()
+    )
+    assert "--num_layers" in spelled
+    assert job(tmp_path, RUN + spelled) == job(tmp_path, RUN + FLAGS)
