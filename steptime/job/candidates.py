@@ -22,6 +22,9 @@ BATCH_COLUMNS = ("gbs", "microbatch_sz")
 class SectionColumns:
     """A section of a plan with columns in place of some numbers."""
 
+    whole: Num | None = None
+    """All devices, where one number is given for all candidates."""
+
     def __init__(self, said: Any, columns: Mapping[str, Num]) -> None:
         self._said = said
         vars(self).update(columns)
@@ -31,9 +34,8 @@ class SectionColumns:
 
     @property
     def devices(self) -> Num:
-        """All devices of each candidate, or the one number that is given for all (`whole`)."""
-        whole: Num = vars(self).get("whole")
-        return self.tp * self.cp * self.pp * self.dp if whole is None else whole
+        """All devices of each candidate."""
+        return self.tp * self.cp * self.pp * self.dp if self.whole is None else self.whole
 
 
 class Candidates:
@@ -66,6 +68,10 @@ class Candidates:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.job, name)
+
+    def all_on(self, devices: Num) -> None:
+        """Give every candidate so many devices, whatever its degrees: they share the link between data centers."""
+        self.parallelism.whole = devices
 
     @property
     def microbatches(self) -> Num:
