@@ -14,8 +14,11 @@ from steptime.fsdp import applies
 from steptime.fsdp import states as fsdp_states
 from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
+from steptime.job.job import facts
 from steptime.memory.overhead import overhead
 from steptime.memory.states import stage_states
+from steptime.search.grid import checked
+from steptime.search.space import Counts
 
 MODEL = {"n_layers": 12, "hidden_sz": 1024, "inter_sz": 3072, "n_q_heads": 16, "n_kv_heads": 4, "vocab_sz": 50257}
 
@@ -90,7 +93,8 @@ def test_columns_equal_one_job_at_a_time(name):
     """
     job, columns = PLANS[name], layouts(list(PLANS).index(name))
     candidates = Candidates(job, **columns)
-    legal = candidates.legal()
+    every = np.ones(columns["tp"].size, dtype=bool)
+    legal = checked([facts(candidates.as_job)], every, Counts(), 1)
     jobs = [one_job(job, columns, row) for row in range(legal.size)]
     assert legal.tolist() == [one is not None for one in jobs]
     assert legal.sum() >= 10

@@ -9,7 +9,7 @@ from steptime.answer.assumptions import assumptions
 from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, move_pass, shape_efficiency
-from steptime.cost.overlap import Stream, hidden_s, in_pieces_s
+from steptime.cost.overlap import hidden_s, in_pieces_s
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
@@ -211,13 +211,6 @@ def test_a_kernel_in_pieces_leaves_the_first_of_the_collective_alone():
     """Eight pieces: 8 s beside a long kernel run at once but for the first piece, 7 s; beside 4 s of compute 7/8 of that."""
     assert in_pieces_s(8.0, 100.0, 8.0) == 7.0
     assert in_pieces_s(8.0, 4.0, 8.0) == 3.5
-
-
-def test_work_on_a_stream_runs_in_order():
-    """Ready at 1 and 4, two and three seconds long: done at 3 and 7; both ready at 0: at 2 and 5."""
-    late, at_once = Stream("dp"), Stream("dp")
-    assert [late.run(2.0, 1.0), late.run(3.0, 4.0)] == [3.0, 7.0]
-    assert [at_once.run(2.0), at_once.run(3.0)] == [2.0, 5.0]
 
 
 # --- one layer, whole ---

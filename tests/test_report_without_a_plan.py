@@ -45,13 +45,7 @@ def test_the_layout_without_a_plan_is_the_fastest_that_fits(capsys):
                 assert not fits or other.throughput.tokens_per_s < found["throughput"]["tokens_per_s"]
 
 
-@pytest.mark.parametrize(
-    ("model", "machine", "devices"),
-    [
-        ("deepseek-v3", "h100", 256),
-        ("llama3-70b", "h100", 500),
-    ],
-)
+@pytest.mark.parametrize(("model", "machine", "devices"), [("deepseek-v3", "h100", 256), ("llama3-70b", "h100", 500)])
 def test_a_report_without_a_plan_is_near_the_best_of_a_search(capsys, model, machine, devices):
     """The same batch, and at least 95 % of the tokens per second; 61 layers of DeepSeek-V3 lie unevenly in both.
 

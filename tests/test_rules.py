@@ -1,4 +1,4 @@
-"""The rules: each with a job that breaks it, and each as a mask over columns."""
+"""The rules: each with a job that breaks it, and each over columns."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from steptime.base.config import ConfigError
 from steptime.job.job import Job, facts
 from steptime.job.limits import BOUNDS, MODELED, NOT_MODELED, SANE
-from steptime.job.rules import LAYOUT_RULES, RULES, mask, problems
+from steptime.job.rules import LAYOUT_RULES, RULES, problems
+from steptime.search.grid import checked
+from steptime.search.space import Counts
 from steptime.software.frameworks import FRAMEWORKS
 from steptime.software.performance import load_software
 from steptime.software.profiles import profile_names
@@ -141,12 +143,12 @@ columns = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(columns, st.sampled_from([1920, 2048, 960]))
-def test_a_mask_equals_its_rows(rows, gbs):
+def test_columns_of_rules_equal_their_rows(rows, gbs):
     base = facts(BASE)._replace(gbs=float(gbs))
     names = ("tp", "pp", "dp", "vpp", "microbatch_sz")
     table = base._replace(**dict(zip(names, np.array(rows, dtype=float).T, strict=True)))
     one_by_one = [not problems(base._replace(**dict(zip(names, row, strict=True)))) for row in rows]
-    assert np.broadcast_to(mask(table), len(rows)).tolist() == one_by_one
+    assert checked([table], np.ones(len(rows), dtype=bool), Counts(), 1).tolist() == one_by_one
     for rule in [*SANE, *MODELED, *LAYOUT_RULES]:
         holds = np.broadcast_to(rule.holds(table), len(rows)).tolist()
         assert holds == [

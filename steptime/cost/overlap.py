@@ -1,18 +1,15 @@
 """How communication hides under compute: one mechanism for every axis.
 
 Compute is one stream, the collectives of each axis (tp, cp, ep, dp, pp, the link to the host) are another. Work on one stream
-runs in order, work on two runs at once: a walk of `Stream`s finds how much, or its closed form where all pieces are alike. Of
-that the plan's `overlap` hides all, nothing or a share, and hidden communication slows the compute that hides it (`hidden_s`).
+runs in order, work on two runs at once; how much does so is found where the order is known. Of that the plan's `overlap` hides
+all, nothing or a share, and hidden communication slows the compute that hides it (`hidden_s`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from steptime.base.num import Num, minimum, where
-from steptime.base.records import ByFields
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
 from steptime.software.hidden_shares import Share
@@ -24,26 +21,6 @@ CONTENTION = 0.15
 NIC_CONTENTION = 0.02
 """Share of hidden InfiniBand communication that comes back as slower compute, 2 % (calculon-ai/calculon@caa4b11
 systems/a100_80g.json); of groups with one rank in a node: a ring through a node's NVLink is slowed by CONTENTION."""
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Stream(ByFields):
-    """Work that runs in order: compute, or the collectives of one axis.
-
-    >>> compute, dp = Stream("compute"), Stream("dp")
-    >>> gathered = dp.run(2.0)
-    >>> compute.run(10.0, gathered), dp.run(3.0), dp.run(3.0, ready_s=9.0)
-    (12.0, 5.0, 12.0)
-    """
-
-    name: Literal["compute", "tp", "cp", "ep", "dp", "pp", "host"]
-    free_s: float = 0.0
-    """When all work submitted so far is done."""
-
-    def run(self, seconds: float, ready_s: float = 0.0) -> float:
-        """Submit work that can start at `ready_s`; returns when it ends."""
-        self.free_s = (ready_s if ready_s > self.free_s else self.free_s) + seconds  # noqa: FURB136  (max() takes twice as long)
-        return self.free_s
 
 
 def hidden_s(comm_s: Num, at_once_s: Num, share: Share | None, slowed: Num = CONTENTION) -> Num:

@@ -219,19 +219,25 @@ def add_backward(
         work.kernels += 1.0
 
 
+def call_names(name: str) -> tuple[str, str, str]:
+    """Names of an op's collectives: its own, its input gathered again in backward, its gradient's."""
+    return name, f"{name}.again", f"{name}.grad"
+
+
 def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s: Num) -> list[CommCall]:
     """The collectives of one Comm's backward: the input gathered again for wgrad, and the gradient's own."""
     calls = []
+    _, again, grad = call_names(op.name)
     asynchronous = context.software.comm.tp_backward_overlap and op.region == "enter"
     if op.regather:
         cost = context.price(op, "all_gather")
         hidden = hidden_s(cost.time_s, minimum(cost.time_s, dgrad_s), asynchronous)
         hidden = context.hidden(op, cost, dgrad_s) if op.axis in CONTEXT_AXES else hidden
-        calls.append(CommCall(f"{op.name}.again", "all_gather", op.bytes, cost, hidden, op.axis))
+        calls.append(CommCall(again, "all_gather", op.bytes, cost, hidden, op.axis))
     sent = op.bytes if op.backward_bytes is None else op.backward_bytes
     cost = context.price(op, kind, sent)
     if asynchronous:
         hidden = hidden_s(cost.time_s, minimum(cost.time_s, wgrad_s), share=True)
     else:
         hidden = context.hidden(op, cost, dgrad_s, sent if kind == "reduce_scatter" else 0.0)
-    return [*calls, CommCall(f"{op.name}.grad", kind, sent, cost, hidden, op.axis, op.count)]
+    return [*calls, CommCall(grad, kind, sent, cost, hidden, op.axis, op.count)]

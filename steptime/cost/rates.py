@@ -259,7 +259,7 @@ def head_64(accelerator: Accelerator, software: Software) -> tuple[float, float]
     if scores_in_memory(software):
         return 1.0, 1.0
     own = flash_kernel(accelerator, software) in {"best", "cudnn-9.19"}
-    if not own or accelerator.fa2_forward_efficiency is None or accelerator.name.startswith("mi"):
+    if not own or accelerator.fa2_forward_efficiency is None or accelerator.compute_capability is None:
         return HEAD_64, HEAD_64
     return BLACKWELL_HEAD_64 if accelerator.microscaling else HOPPER_HEAD_64
 

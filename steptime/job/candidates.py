@@ -1,8 +1,8 @@
 """Layouts of one job in columns: degrees and batch as numpy arrays, one value per candidate.
 
-`Candidates` reads like the job: what is not a column is the job's own. The rules take all candidates at once (`legal`). What
-makes ops, memory and collectives takes those that differ only in numbers (`alike`): the same chunks, the same collectives, the
-same moments of the schedule.
+`Candidates` reads like the job: what is not a column is the job's own. The rules take all candidates at once, as the facts of
+such a job. What makes ops, memory and collectives takes those that differ only in numbers (`alike`): the same chunks, the same
+collectives, the same moments of the schedule.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from steptime.base.num import Num, is_column, same
-from steptime.job import rules
-from steptime.job.job import Job, facts
+from steptime.job.job import Job
 from steptime.model.blocks import layers
 
 LAYOUT_COLUMNS = ("tp", "pp", "dp", "vpp", "cp", "ep", "etp", "replicas")
@@ -21,6 +20,9 @@ BATCH_COLUMNS = ("gbs", "microbatch_sz")
 
 class SectionColumns:
     """A section of a plan with columns in place of some numbers."""
+
+    whole: Num | None = None
+    """All devices, where one number is given for all candidates."""
 
     def __init__(self, said: Any, columns: Mapping[str, Num]) -> None:
         self._said = said
@@ -31,9 +33,8 @@ class SectionColumns:
 
     @property
     def devices(self) -> Num:
-        """All devices of each candidate, or the one number that is given for all (`whole`)."""
-        whole: Num = vars(self).get("whole")
-        return self.tp * self.cp * self.pp * self.dp if whole is None else whole
+        """All devices of each candidate."""
+        return self.tp * self.cp * self.pp * self.dp if self.whole is None else self.whole
 
 
 class Candidates:
@@ -43,8 +44,8 @@ class Candidates:
     >>> from steptime import Job
     >>> data = {"gbs": 256, "seqlen": 8192, "microbatch_sz": 1}
     >>> job = Job(model="llama3-8b", parallelism={"tp": 1, "pp": 1, "dp": 8}, data=data, hardware="dgx-h100")
-    >>> Candidates(job, tp=np.array([1.0, 2.0, 3.0]), dp=np.array([8.0, 4.0, 2.0])).legal().tolist()
-    [True, True, False]
+    >>> Candidates(job, tp=np.array([1.0, 2.0, 3.0]), dp=np.array([8.0, 4.0, 2.0])).parallelism.devices.tolist()
+    [8.0, 8.0, 6.0]
     """
 
     def __init__(self, job: Job, **columns: Num) -> None:
@@ -67,6 +68,10 @@ class Candidates:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.job, name)
 
+    def all_on(self, devices: Num) -> None:
+        """Give every candidate so many devices, whatever its degrees: they share the link between data centers."""
+        self.parallelism.whole = devices
+
     @property
     def microbatches(self) -> Num:
         """Micro-batches per step and pipeline."""
@@ -87,13 +92,6 @@ class Candidates:
     def as_job(self) -> Job:
         """Itself, for functions of one job whose formulas accept columns."""
         return cast("Job", self)
-
-    def legal(self) -> Num:
-        """Where every rule is satisfied: a column of bools."""
-        import numpy as np
-
-        size = max((np.size(column) for column in self.columns.values()), default=1)
-        return np.broadcast_to(np.asarray(rules.mask(facts(self.as_job))), (size,))
 
     def rows(self, which: Any) -> Candidates:
         """Some of the candidates, by index or mask."""

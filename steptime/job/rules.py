@@ -1,13 +1,12 @@
 """The rules for a job: one list, evaluated in two ways.
 
 A rule is a name, a text and a predicate. For one config the texts of the broken rules are the error lines; for a search the
-predicates over numpy columns are the mask. So predicates use `&`, `|`, `%` and comparisons on `Facts`, whose numbers may be
-columns; words and flags (`software`, `zero_level`, `layers_per_stage` ...) are always plain values.
+predicates over numpy columns say which candidates can run (`search.grid.checked`). So predicates use `&`, `|`, `%` and
+comparisons on `Facts`, whose numbers may be columns; words and flags (`software`, `zero_level`, `layers_per_stage` ...) are
+always plain values.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from steptime.base.config import ConfigProblem
 from steptime.job.expert_rules import EXPERT_RULES
@@ -272,11 +271,3 @@ def problems(facts: Facts) -> list[ConfigProblem]:
         return absurd
     strange = any(problem.path.startswith("model.") for problem in unmodeled)
     return unmodeled if strange else [*unmodeled, *broken(LAYOUT_RULES)]
-
-
-def mask(facts: Facts, rules: list[Rule] = RULES) -> Any:
-    """Where every rule is satisfied: a bool, or a column of them."""
-    good: Any = True
-    for rule in rules:
-        good = good & rule.holds(facts)
-    return good

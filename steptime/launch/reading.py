@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from steptime.base.config import ConfigError, build
+from steptime.base.config import ConfigError, ConfigProblem, build
 from steptime.base.words import counted
 from steptime.hardware.machine import machine_names
 from steptime.job.edit import put
@@ -154,21 +154,20 @@ def _job(reading: Reading, sets: Sets, *, allow_unmodeled: bool) -> Job:
         fits_machine(reading, job)
         _holds_states(reading, job)
     except ConfigError as error:
-        raise ConfigError(f"{reading.source}: {problem}" for problem in _of_devices(reading, error.problems)) from None
+        raise ConfigError(f"{reading.source}: {problem}" for problem in _of_devices(reading, error.details)) from None
     return job
 
 
-def _of_devices(reading: Reading, problems: Sequence[str]) -> list[str]:
+def _of_devices(reading: Reading, problems: Sequence[ConfigProblem]) -> list[str]:
     """The problems of a layout, as a question where only a launcher's default or one script's nodes gave the devices."""
     taken = _taken(reading)
-    asked = any(re.search("--(?:set|with) ", problem) for problem in problems)
-    if taken is not None and not asked and re.match(r"(?:data|parallelism)\.", problems[0]):
-        return [
-            f"number of devices unknown (the launcher's default is {taken.value}: {problems[0]}); add --set parallelism.dp=N"
-        ]
+    of_layout = all(problem.path for problem in problems) and problems[0].path.startswith(("data.", "parallelism."))
+    if taken is not None and of_layout:
+        broken = f"the launcher's default is {taken.value}: {problems[0].line}"
+        return [f"number of devices unknown ({broken}); add --set parallelism.dp=N"]
     more = "; for other nodes add --set parallelism.dp=N"
     script = reading.devices_per_node is not None
-    return [problem + (more if script and problem.startswith("parallelism.ep:") else "") for problem in problems]
+    return [one.line + (more if script and one.path == "parallelism.ep" else "") for one in problems]
 
 
 def _taken(reading: Reading) -> LaunchFlag | None:

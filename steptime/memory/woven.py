@@ -68,7 +68,7 @@ def woven_peak(ops: list[Op], found: Walks) -> Peak:
     forward, attention to router back (megatron/core/models/common/model_chunk_schedule_plan.py,
     TransformerLayerSchedulePlan.run).
     """
-    sent = [i for i, op in enumerate(ops) if op.step.startswith("dispatch") and not op.depth]
+    sent = [i for i, op in enumerate(ops) if op.step in {"dispatch", "dispatch_probs"} and not op.depth]
     if not sent:
         return NO_BYTES
     returned = next(i for i, op in enumerate(ops) if op.step == "combine")

@@ -57,7 +57,7 @@ def embedding_ops(model: Model, shard: Shard, positions: Num) -> list[Op]:
         ops += made
     if model.learned_positions:
         out = Tensor("embedding.positions.out", rows * hidden, size)
-        ids = Tensor("embedding.position_ids", shard.tokens, TOKEN_ID)
+        ids = Tensor("embedding.position_ids", shard.tokens, TOKEN_ID, for_weight=True)
         params = (Param("embedding.positions.weight", (positions, hidden)),)
         moved = 3.0 * out.bytes
         ops.append(

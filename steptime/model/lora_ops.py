@@ -59,8 +59,7 @@ def frozen(op: Op) -> Op:
         return replace(op, params=params, saves=())
     if isinstance(op, Move) and not op.inputs:
         return replace(op, params=params, saves=(), stats=(), backward_bytes=0.0)
-    normalized = [t.name for t in op.stats if t.name.endswith(".normalized")]
-    unread = {*normalized, *(t.name for t in op.stats if t.name.endswith("ids"))}
+    unread = {t.name for t in op.stats if t.for_weight}
     stats = tuple(t for t in op.stats if t.name not in unread)
     return replace(op, params=params, stats=stats, saves=tuple(name for name in op.saves if name not in unread))
 

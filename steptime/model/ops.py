@@ -39,6 +39,7 @@ class Tensor(NamedTuple):
     """Whether Megatron's grow-only buffer stores it, where there is one (megatron/core/utils.py, GlobalMemoryBuffer)."""
     outside: Literal["", "tensor", "gradient", "both"] = ""
     """Which of it and its gradient lies outside the caching allocator, in a buffer that other ranks write."""
+    for_weight: bool = False  # whether only the gradient of its op's parameters reads it
 
     @property
     def bytes(self) -> Num:
@@ -59,8 +60,7 @@ class Param(NamedTuple):
     split_dim: int | None = None
     """The dimension that tensor parallelism splits: 0 if column-parallel, 1 if row-parallel; None: replicated."""
     group: Literal["dense", "expert", "frozen"] = "dense"
-    """The ranks that reduce its gradient and shard its states: the data-parallel ones, or those of an expert; frozen ones have no
-    gradient and no optimizer states."""
+    """Which ranks reduce its gradient and shard its states: the data-parallel ones, or an expert's; frozen ones have neither."""
     vocab: bool = False
     """Whether its rows are the padded vocabulary: the embedding's and the head's weight, one tensor where they are tied."""
     n_experts: Num = 0

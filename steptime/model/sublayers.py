@@ -70,7 +70,7 @@ def composite_rmsnorm(
     """
     wide = out.elements * FP32
     early = shard.software.kernels.norm_impl == "eager"
-    normalized = Tensor(f"{name}.normalized", out.elements, shard.itemsize if early else FP32)
+    normalized = Tensor(f"{name}.normalized", out.elements, shard.itemsize if early else FP32, for_weight=True)
     if shard.itemsize == FP32:
         kept, saves = (normalized, rstd), (x, normalized.name, rstd.name)
         return [Move(name, (x,), (out,), saves, kept, params, 7 * wide, 17 * wide, 6, role=role)]

@@ -10,7 +10,9 @@ from steptime.answer.tables import sends_most, stages_alike
 from steptime.base.grouping import grouped
 from steptime.base.rows import CollectiveRow, GemmRow, WeakScaling
 from steptime.base.words import counted
+from steptime.cost.part_seconds import call_names
 from steptime.job.device_count import AUTO
+from steptime.model.ops import Comm
 from steptime.report.breakdown import stage_range
 from steptime.report.format import (
     BINARY,
@@ -105,7 +107,9 @@ def _shown_stages(estimate: Estimate) -> list[str]:
         layers, buckets = [*layers, *buckets], []
     shown = [f"{', '.join(layers)}: calls of stage {timing.busiest}, the busiest"] if layers else []
     shown += [f"{', '.join(buckets)}: of stage {most}, which sends most"] if buckets else []
-    ends = any(row.name.startswith(("head.", "loss.", "embedding.")) for row in estimate.collectives)
+    ops = (op for part in (estimate.assembly.embedding, estimate.assembly.head) for op in part.ops)
+    at_ends = {name for op in ops if isinstance(op, Comm) for name in call_names(op.name)}
+    ends = any(row.name in at_ends for row in estimate.collectives)
     shown += ["embedding and head: of their own stages"] if ends and shown else []
     return ["; ".join(shown)] if shown else []
 

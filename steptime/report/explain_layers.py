@@ -9,6 +9,7 @@ from steptime.answer.tables import kind_label, layer_counts
 from steptime.base.words import counted
 from steptime.cost.host import COMPILED_HOST, DTENSOR_HOST, launch_host_s
 from steptime.cost.nodes import run_by_host
+from steptime.cost.part_seconds import call_names
 from steptime.cost.work import Work
 from steptime.job.parts import Part
 from steptime.model.ops import Comm, Gemm, Op
@@ -258,8 +259,8 @@ def experts(estimate: Estimate) -> FactList:
         each = f"{seconds(row.forward_s)} forward + {seconds(row.backward_s)} backward"
         name = row.name if row.forward_s else f"{row.name}, casts"
         facts.append(Fact(name, [f"{whole(row.times)} x ({each}) = {seconds(row.step_s)}"]))
-    names = {op.name for op in layers if isinstance(op, Comm) and op.role in ROLES}
-    sent = [row for row in estimate.collectives if row.name.removesuffix(".grad").removesuffix(".again") in names]
+    names = {name for op in layers if isinstance(op, Comm) and op.role in ROLES for name in call_names(op.name)}
+    sent = [row for row in estimate.collectives if row.name in names]
     for call in sent:
         text = f"{whole(call.count_per_step)} x {seconds(call.time_s)}, {seconds(call.exposed_s)} exposed, over {call.tier}"
         facts.append(Fact(call.name, [text]))

@@ -106,7 +106,7 @@ def ends(job: Job, stages: Stages, shardings: Sequence[WeightSharding], devices:
     view = Candidates(job, **said, dp=dp, gbs=job.microbatches * dp)
     fragments, places = [], []
     for which, group in view.alike_parts():
-        vars(group.parallelism)["whole"] = devices
+        group.all_on(devices)
         assembly = Assembly(group.as_job)
         assembly.hold([assembly.stages[stage] for stage in stages.first])
         fragments.append(_ends(assembly))

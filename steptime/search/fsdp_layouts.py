@@ -49,7 +49,7 @@ def blocks(
             except ConfigError:  # a rule that the grid does not have
                 continue
             for at, group in _candidates(said, grid, rows.some(mine)).alike_parts() if mine.size else ():
-                vars(group.parallelism)["whole"] = grid.devices
+                group.all_on(grid.devices)
                 step[mine[at]], found, outside[mine[at]] = figures(group.as_job)
                 allocated[mine[at]], reserved[mine[at]] = found
         yield Block(

@@ -66,7 +66,7 @@ class FsdpPipelines(Pipelines):
         found = picked(ends(said, stages, shardings, self.grid.devices), at)
         degrees = {name: getattr(rows, name) for name in ("tp", "cp", "ep", "etp", "dp", "microbatch_sz")}
         view = Candidates(said, **degrees, gbs=1.0 * self.grid.gbs)
-        vars(view.parallelism)["whole"] = self.grid.devices
+        view.all_on(self.grid.devices)
         chunks = FsdpChunks(self, stages, choices, rows, found, view.as_job)
         outside = sum(overhead(view.as_job)) + 0.0 * rows.tp
         allocated, reserved = self.held(chunks)

@@ -186,7 +186,7 @@ def alike_groups(jobs: Mapping[bool, Job], keys: list[PartKey], devices: int) ->
         columns = {name: np.array([float(getattr(keys[i], name)) for i in rows]) for name in PartKey._fields[1:]}
         columns["gbs"] = columns.pop("microbatches") * columns["microbatch_sz"] * job.parallelism.dp
         for which, group in Candidates(job, **columns).alike_parts():
-            vars(group.parallelism)["whole"] = devices  # they share the link between data centers
+            group.all_on(devices)
             yield rows[which], group
 
 
@@ -209,7 +209,7 @@ def parts_of(
     fragments, places, first = [], [], None
     for rows, group in alike_groups(jobs, keys, devices):
         for inner, one in alike_copies(group):
-            vars(one.parallelism)["whole"] = devices
+            one.all_on(devices)
             assembly, fragment = part_figures(one.as_job, module_sets, gbs, split=split)
             first = first or assembly
             fragments.append(fragment)

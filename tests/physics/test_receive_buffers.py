@@ -11,7 +11,7 @@ from plain_backward import AUTOGRAD
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
 from steptime.memory.op_walk import walk_part
-from steptime.memory.overhead import COMMUNICATOR_BYTES, overhead
+from steptime.memory.overhead import overhead
 from steptime.memory.receive_buffers import receive_buffer_bytes
 from steptime.model.ops import Move, Tensor
 from steptime.model.routing import Rows
@@ -91,11 +91,11 @@ def test_kernels_that_skip_the_rest_and_one_that_does_not():
 )
 def test_buffers_outside_the_allocator(backend, held):
     """Two of 32 rows of 256 B; or 16 rows with 4 B for each of 4 experts of 2 ranks. Beside them data-parallel ranks and those of
-    experts have a communicator each."""
+    experts have a communicator each, a quarter of a GiB."""
     over = overhead(assembly(backend).job)
     assert over.receive_buffers == held
     rows = outside(over)
-    assert rows[0] == ("context, communicators", over.context + 2 * COMMUNICATOR_BYTES)
+    assert rows[0] == ("context, communicators", over.context + 2 * 2**28)
     assert rows[1:] == ([("buffers for rows of experts", held)] if held else [])
 
 
