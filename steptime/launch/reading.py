@@ -161,10 +161,10 @@ def _job(reading: Reading, sets: Sets, *, allow_unmodeled: bool) -> Job:
 def _of_devices(reading: Reading, problems: Sequence[ConfigProblem]) -> list[str]:
     """The problems of a layout, as a question where only a launcher's default or one script's nodes gave the devices."""
     taken = _taken(reading)
-    of_layout = all(problem.path for problem in problems) and problems[0].path.startswith(("data.", "parallelism."))
-    if taken is not None and of_layout:
+    others = [one.line for one in problems if not one.path.startswith(("data.", "parallelism."))]
+    if taken is not None and all(one.path for one in problems) and problems[0].line not in others:
         broken = f"the launcher's default is {taken.value}: {problems[0].line}"
-        return [f"number of devices unknown ({broken}); add --set parallelism.dp=N"]
+        return [f"number of devices unknown ({broken}); add --set parallelism.dp=N", *others]
     more = "; for other nodes add --set parallelism.dp=N"
     script = reading.devices_per_node is not None
     return [one.line + (more if script and one.path == "parallelism.ep" else "") for one in problems]

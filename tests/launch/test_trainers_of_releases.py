@@ -147,10 +147,12 @@ def test_devices_of_a_launcher_that_do_not_hold_the_states_are_asked_for(tmp_pat
 
 
 def test_devices_of_a_launcher_that_the_layout_does_not_fit_are_asked_for(tmp_path):
-    """ep 16 does not divide 8 ranks."""
-    told = problems(tmp_path, "oss.yaml", (PRIMUS % "gpt_oss_20B").replace("size: 8", "size: 16"))
-    assert len(told) == 1
-    assert told[0].startswith("number of devices unknown (the launcher's default is 8: parallelism.ep")
+    """ep 16 does not divide 8 ranks; what else is wrong is said beside it."""
+    text = (PRIMUS % "gpt_oss_20B").replace("size: 8", "size: 16")
+    (told,) = problems(tmp_path, "oss.yaml", text)
+    assert told.startswith("number of devices unknown (the launcher's default is 8: parallelism.ep")
+    told, beside = problems(tmp_path, "oss.yaml", text, **{"performance.precision": "mxfp8"})
+    assert told.startswith("number of devices unknown") and beside.startswith("performance.precision: ")
 
 
 def test_megatron_sft_of_ms_swift_has_defaults_of_its_own(tmp_path):
