@@ -48,3 +48,15 @@ def job(
         data={"gbs": gbs, "seqlen": seqlen, "microbatch_sz": microbatch_sz},
         hardware=hardware,
     )
+
+
+SEVEN_B = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "vocab_sz": 32000}
+"""The sizes of Llama 7B."""
+
+
+def node_job(
+    performance: dict[str, Any], hardware: Any = "dgx-h100", model: dict[str, Any] | None = None, **parallelism: Any
+) -> Job:
+    """Llama 7B, with what `model` says of it, on the eight devices of a node."""
+    layout: dict[str, Any] = {"dp": 8} | parallelism
+    return job(SEVEN_B | (model or {}), gbs=64, seqlen=2048, hardware=hardware, performance=performance, **layout)

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from jobs import node_job as job
 
 from steptime import Job, estimate
 from steptime.answer.assumptions import assumptions
 from steptime.hardware.machine import Machine
 from steptime.report.estimate_text import report
-
-MODEL = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "vocab_sz": 32000}
-
-
-def job(performance, hardware="dgx-h100", model=None, **parallelism):
-    return Job(
-        model=MODEL | (model or {}),
-        parallelism={"tp": 1, "pp": 1, "dp": 8} | parallelism,
-        performance=performance,
-        data={"gbs": 64, "seqlen": 2048, "microbatch_sz": 1},
-        hardware=hardware,
-    )
 
 
 def told(plan, word):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from jobs import node_job as job
 
 from steptime import Job, estimate
 from steptime.answer.assumptions import assumptions
@@ -14,18 +15,7 @@ from steptime.report.estimate_text import report
 from steptime.report.notebook import estimate_html
 from steptime.report.page import whole_page
 
-MODEL = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "vocab_sz": 32000}
 SHARED = {"n_experts": 8, "expert_inter_sz": 2048, "experts_per_token": 2, "n_shared_experts": 1}
-
-
-def job(performance, hardware="dgx-h100", model=None, **parallelism):
-    return Job(
-        model=MODEL | (model or {}),
-        parallelism={"tp": 1, "pp": 1, "dp": 8} | parallelism,
-        performance=performance,
-        data={"gbs": 64, "seqlen": 2048, "microbatch_sz": 1},
-        hardware=hardware,
-    )
 
 
 def told(plan):
