@@ -16,7 +16,6 @@ from copy import deepcopy
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.beside import Beside
 from steptime.launch.call_arguments import bound, called_in, default_nodes, imported, origin, unpacked
 from steptime.launch.config_values import (
     CLASS,
@@ -36,6 +35,7 @@ from steptime.launch.config_values import (
     parsed,
     whole_call,
 )
+from steptime.launch.nearby_files import NearbyFiles
 
 CALLED = "_called_"
 """The key under which a config lists the calls that it is given to and that are not followed."""
@@ -48,17 +48,19 @@ Tree = dict[str, Any]
 
 
 def read_function(
-    path: str, text: str, name: str, returns: str, bases: str = "", beside: Beside | None = None
+    path: str, text: str, name: str, returns: str, bases: str = "", nearby: NearbyFiles | None = None
 ) -> tuple[str, Tree]:
     """The function's own name, and the config that it returns, as nested mappings.
 
     `name`: the function; "" takes the only one of the file whose annotation ends in `returns`. `bases`: the pattern of functions
-    whose configs, where they are not in the modules `beside` the file, are taken as unknown objects.
+    whose configs, where they are not in the modules `nearby` the file, are taken as unknown objects.
 
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
-    reader = _FunctionReader(path, parsed(path, text), bases, beside or Beside(), {}, iter(range(_MOST_STATEMENTS)))
+    reader = _FunctionReader(
+        path, parsed(path, text), bases, nearby or NearbyFiles(), {}, iter(range(_MOST_STATEMENTS))
+    )
     offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -80,10 +82,10 @@ class _FunctionReader:
     """The functions and constants of one module, and those of modules in its folder that it imports."""
 
     def __init__(
-        self, path: str, module: ast.Module, bases: str, beside: Beside,
+        self, path: str, module: ast.Module, bases: str, nearby: NearbyFiles,
         readers: dict[str, _FunctionReader | None], statements: Iterator[int],
     ) -> None:  # fmt: skip
-        self.path, self.bases, self.beside, self.readers, self.statements = path, bases, beside, readers, statements
+        self.path, self.bases, self.nearby, self.readers, self.statements = path, bases, nearby, readers, statements
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
         self.constants: dict[str, ast.expr] = {
             target.id: node.value
@@ -102,11 +104,11 @@ class _FunctionReader:
             return None
         file, own = found
         if file not in self.readers:
-            text = self.beside.text(file)
+            text = self.nearby.text(file)
             self.readers[file] = None
             if text is not None:
                 self.readers[file] = _FunctionReader(
-                    file, parsed(file, text), self.bases, self.beside, self.readers, self.statements
+                    file, parsed(file, text), self.bases, self.nearby, self.readers, self.statements
                 )
         reader = self.readers[file]
         return reader.owner(own, depth + 1) if reader is not None else None

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from steptime.base.document import parse_mapping
-from steptime.launch.beside import Beside, is_readable, read_beside
 from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
+from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
 
@@ -33,13 +33,13 @@ def of_subcommand(script: Script, table: KeyTable) -> dict[str, Any]:
     return {named["key"]: script.program} | ({named["first"]: first} if first else {})
 
 
-def of_defaults(table: KeyTable, beside: Beside | None, program: str) -> dict[str, Any]:
+def of_defaults(table: KeyTable, nearby: NearbyFiles | None, program: str) -> dict[str, Any]:
     """The trainer's own file of defaults, where it is in the repository of the job: the keys that the table knows.
 
     The table's `defaults_of` is the program whose defaults they are, where the trainer has several.
     """
     name = str(table.raw.get("defaults_beside") or "") if table.raw.get("defaults_of", "") in program else ""
-    text = beside.text(name) if name and beside is not None else None
+    text = nearby.text(name) if name and nearby is not None else None
     said = flatten(parse_mapping(text, name)) if text else {}
     rules = {key: rule_of(spelled(key, table), table) for key in said}
     return {key: said[key] for key, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
@@ -53,8 +53,8 @@ def of_readme(path: str, top: Path | None = None) -> dict[str, Any]:
     here = Path(path).resolve()
     own, above = here.parent / "README.md", here.parent.parent / "README.md"
     started = [_started(own, here.name), _started(above, "/".join(here.parts[-2:]))]
-    beside = [found for script in sorted(here.parent.glob("*.sh"))[:20] if (found := _started(script, here.name))]
-    if (near := next(filter(None, started), beside[0] if len(beside) == 1 else {})) or beside or top is None:
+    starts = [found for script in sorted(here.parent.glob("*.sh"))[:20] if (found := _started(script, here.name))]
+    if (near := next(filter(None, started), starts[0] if len(starts) == 1 else {})) or starts or top is None:
         return near
     folders = [folder for folder in here.parents[1:7] if folder == top or top in folder.parents]
     scripts = {
@@ -68,7 +68,7 @@ def of_readme(path: str, top: Path | None = None) -> dict[str, Any]:
 
 def _started(file: Path, name: str) -> dict[str, Any]:
     """Options of the first `accelerate launch` in a file that names a config."""
-    text = read_beside(file).replace("\\\n", " ") if is_readable(file) else ""
+    text = read_nearby(file).replace("\\\n", " ") if is_readable(file) else ""
     for line in text.split("\n"):
         if _is_told(line, r"\baccelerate launch\b", name):
             before = line.partition("accelerate launch")[2].partition(name)[0]
@@ -123,9 +123,9 @@ def may_launch(path: str, said: Mapping[str, Any]) -> str:
         return ""
     here = Path(path).resolve()
     files = [found for found in sorted(here.parent.glob("*.y*ml"))[:100] if is_readable(found)]
-    named = [file.name for file in files if re.search(r"^distributed_type:", read_beside(file), re.MULTILINE)]
+    named = [file.name for file in files if re.search(r"^distributed_type:", read_nearby(file), re.MULTILINE)]
     starting = [here.parent / "README.md", here.parent.parent / "README.md", *sorted(here.parent.glob("*.sh"))[:20]]
-    texts = [read_beside(file).replace("\\\n", " ") for file in starting if is_readable(file)]
+    texts = [read_nearby(file).replace("\\\n", " ") for file in starting if is_readable(file)]
     started = (_is_told(line, _STARTS, here.name) for text in texts for line in text.split("\n"))
     if not named or any(started):
         return ""

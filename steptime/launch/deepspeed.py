@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError, build, show
 from steptime.job.edit import read_model
-from steptime.launch.beside import PART_OF_A_JOB, Beside
 from steptime.launch.devices import data_parallel, devices_in, states_devices, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
+from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.replaced_kernels import DEEPCOMPILE, of_ds_config
 from steptime.launch.zero_offload import offload_of
@@ -27,7 +27,9 @@ _TOLD = {_BATCH: "data.gbs", _MICRO: "data.microbatch_sz", "zero_optimization.st
 _BUCKET = "zero_optimization.reduce_bucket_size"
 
 
-def read_deepspeed(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
+def read_deepspeed(
+    path: str, text: str, env: Env = None, sets: Sets = None, nearby: NearbyFiles | None = None
+) -> Reading:
     """A ds_config.json as a config.
 
     `env` may give the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; `model` and `data.seqlen` are
@@ -44,7 +46,7 @@ def read_deepspeed(path: str, text: str, env: Env = None, sets: Sets = None, bes
         tree = tree | {"zero_optimization": {"stage": int(zero)}}
     keys = JobKeys(path, table, read_keys(flatten(tree), table), sets=sets)
     devices = devices_in("", env)
-    _check_told(keys, devices, beside.script_of(path) if beside is not None else "")
+    _check_told(keys, devices, nearby.script_of(path) if nearby is not None else "")
     performance = {"software": "deepspeed"} | _precision(keys)
     parallelism, data = _layout(keys, devices)
     if parallelism["zero_level"]:
@@ -58,10 +60,10 @@ def read_deepspeed(path: str, text: str, env: Env = None, sets: Sets = None, bes
         keys.leave_out("optimizer.type", "states of an optimizer other than Adam; counted as Adam's")
     if not states_devices(sets):
         note = "parallelism.dp, from the batch sizes or WORLD_SIZE"
-        keys.beside_flags.append(LaunchFlag("data-parallel ranks", str(parallelism["dp"]), "used", note))
+        keys.assumed_flags.append(LaunchFlag("data-parallel ranks", str(parallelism["dp"]), "used", note))
     if told(sets, "performance.activation_checkpointing_type") is None and told(sets, "performance.recompute") is None:
         note = "performance.activation_checkpointing_type; enabled by the model, not by this file"
-        keys.beside_flags.append(LaunchFlag("activation checkpointing", "none", "default", note))
+        keys.assumed_flags.append(LaunchFlag("activation checkpointing", "none", "default", note))
     model = told(sets, "model")
     return keys.reading({"model": model, "parallelism": parallelism, "performance": performance, "data": data})
 
@@ -86,10 +88,10 @@ class ZeroExtras(NamedTuple):
         return [name for name, on in named.items() if on]
 
 
-def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
+def put_deepspeed_config(keys: JobKeys, nearby: NearbyFiles | None) -> ZeroExtras:
     """The ds_config of another trainer's job, if it lies next to its file: it overrides flags of the same meaning."""
     name = keys.get("deepspeed_config")
-    text = beside.text(str(name)) if beside and name else None
+    text = nearby.text(str(name)) if nearby and name else None
     if text is None or not keys.on("deepspeed"):
         return ZeroExtras({}, {})
     table = load_table("deepspeed")
@@ -115,7 +117,7 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
     found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level), engine, inner.on(DEEPCOMPILE))
     inner.becomes(DEEPCOMPILE, "performance.overlap.dp, where the trainer compiles")
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
-    keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
+    keys.assumed_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
     return found
 
 

@@ -201,7 +201,7 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
     if devices is None or devices % ranks:
         return None
     keys.notes.append(taken(devices, launcher["by"]))
-    keys.beside_flags.append(LaunchFlag("devices", str(devices), "default", f"parallelism.dp: {launcher['by']}"))
+    keys.assumed_flags.append(LaunchFlag("devices", str(devices), "default", f"parallelism.dp: {launcher['by']}"))
     return int(devices)
 
 

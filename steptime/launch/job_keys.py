@@ -10,9 +10,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.job.edit import put
-from steptime.launch.beside import Beside
 from steptime.launch.figure_names import plan_key
 from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import LaunchFlag, Reading, Sets, Status, is_other_model, refusals, still_open
 
 MOST = 10**12
@@ -56,7 +56,7 @@ class JobKeys:
         """Keys whose use in this job differs from the table, and why."""
         self.without_value: dict[str, str] = {}
         """Keys whose value is known only by running the script, and the fix."""
-        self.beside_flags: list[LaunchFlag] = []
+        self.assumed_flags: list[LaunchFlag] = []
         """Assumptions besides the source's keys."""
         self.problems: list[str] = []
         self.notes: list[str] = []
@@ -65,7 +65,7 @@ class JobKeys:
         self.devices_per_node: int | None = None
         self.launcher: Mapping[str, Any] | None = table.raw.get("launcher")
         """`devices` of the framework's own launcher by default (a number, or "node": all of one), and the source."""
-        self.beside: Beside | None = None
+        self.nearby: NearbyFiles | None = None
         """Files that it may name."""
         self.tokenizer = ""
         """Whose official tokenizer it says that it has, besides its keys."""
@@ -196,7 +196,7 @@ class JobKeys:
             status, note = self.fates.get(key, ("default", rule.note))
             if key in self.values or status == "irrelevant":
                 continue
-            if not rule.beside or (rule.beside in self.values and self._matters(rule)):
+            if not rule.only_with or (rule.only_with in self.values and self._matters(rule)):
                 kind = "default" if status == "used" else status
                 whose = self.defaults_of.get(key, self.table.framework)
                 found.append(LaunchFlag(self.spell(name), text_of(value), kind, f"{whose}: {plan_key(note)}"))
@@ -223,7 +223,7 @@ class JobKeys:
         if rule.status in {"unmodeled", "approximated"} and _is_off(value, rule):
             return "irrelevant", f"off: {rule.note}"
         if not self._matters(rule):
-            return "irrelevant", f"only with {self.name(rule.beside)}"
+            return "irrelevant", f"only with {self.name(rule.only_with)}"
         return rule.status, rule.note
 
     def _open(self, reading: Reading) -> list[str]:
@@ -246,9 +246,9 @@ class JobKeys:
 
     def _matters(self, rule: KeyRule) -> bool:
         """Whether the key that activates a rule is on: not empty, false, or a default size or word."""
-        value, (_, default) = self.get(rule.beside), self.table.defaults.get(rule.beside, ("", None))
+        value, (_, default) = self.get(rule.only_with), self.table.defaults.get(rule.only_with, ("", None))
         off = value in (*_NOTHING, False) or _same(value, "false") or (default is not True and _same(value, default))
-        return not rule.beside or not off
+        return not rule.only_with or not off
 
     def reading(self, config: dict[str, Any], left_open: Mapping[str, str] | None = None) -> Reading:
         """The config with the use of every key.
@@ -256,7 +256,7 @@ class JobKeys:
         Raises:
             ConfigError: the problems gathered, one line each.
         """
-        flags = [*self.flags(), *self.beside_flags]
+        flags = [*self.flags(), *self.assumed_flags]
         unknown = [flag.name for flag in flags if flag.status == "irrelevant" and flag.note.startswith(UNKNOWN)]
         notes = list(self.notes)
         if unknown:

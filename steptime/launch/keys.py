@@ -28,7 +28,7 @@ class KeyRule(NamedTuple):
     note: str
     off: tuple[Any, ...] = ()
     """Values that switch an unmodeled key off."""
-    beside: str = ""
+    only_with: str = ""
     """The key that must be on for this one to matter."""
     words: Mapping[str, Any] = {}
     """Meanings of the words that a key accepts."""

@@ -7,15 +7,15 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.base.document import parse_mapping
-from steptime.launch.beside import Beside
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.primus_torchtitan import read_over_torchtitan
 from steptime.launch.reading import Env, Reading, Sets
 
 
-def read_primus(path: str, text: str, env: Env, sets: Sets, beside: Beside | None = None) -> Reading:
+def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles | None = None) -> Reading:
     """The framework's settings under modules.pre_trainer.overrides, and its model's file, or the model of that name."""
     tree = parse_mapping(_filled(text, env), path)
     modules = tree.get("modules")
@@ -32,9 +32,9 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, beside: Beside | Non
         )
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     if framework == "torchtitan":
-        return read_over_torchtitan(path, overrides, name, env, sets, beside)
+        return read_over_torchtitan(path, overrides, name, env, sets, nearby)
     preset = preset_of(name)
-    both = _model_file(f"{name}.yaml", env, beside) | overrides
+    both = _model_file(f"{name}.yaml", env, nearby) | overrides
     said = {key: str(value) for key, value in flatten(both).items() if value is not None}
     own = load_table("primus").raw["own_models"]
     with_own = {"preset": preset} | own["with"] if re.search(own["names"], name) else preset
@@ -50,7 +50,7 @@ def _filled(text: str, env: Env) -> str:
 def _model_file(
     name: str,
     env: Env,
-    beside: Beside | None,
+    nearby: NearbyFiles | None,
     above: tuple[str, ...] = (),
     known: dict[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
@@ -63,19 +63,19 @@ def _model_file(
         ConfigError: a file that another one extends was not found, or extends itself.
     """
     file = f"primus/configs/models/megatron/{name}"
-    if beside is None or name == "language_model.yaml" or (not above and beside.text(file) is None):
+    if nearby is None or name == "language_model.yaml" or (not above and nearby.text(file) is None):
         return {}
     known = {} if known is None else known
     if name in known:
         return known[name]
     if name in above:
         raise ConfigError(f"{above[-1]}: extends: {name} extends itself")
-    found = parse_mapping(_filled(beside.needed(file, f"{(*above, name)[-2 if above else -1]}: extends"), env), name)
+    found = parse_mapping(_filled(nearby.needed(file, f"{(*above, name)[-2 if above else -1]}: extends"), env), name)
     below: dict[str, Any] = {}
     bases = found.pop("extends", None) or []
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
             raise ConfigError(f"{name}: extends: expected names of files (got {show(base)})")
-        below |= _model_file(base, env, beside, (*above, name), known)
+        below |= _model_file(base, env, nearby, (*above, name), known)
     known[name] = below | found
     return known[name]

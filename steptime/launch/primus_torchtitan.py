@@ -13,10 +13,10 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near, show
 from steptime.base.document import parse_mapping
-from steptime.launch.beside import Beside
 from steptime.launch.devices import told
 from steptime.launch.keys import load_table
 from steptime.launch.named_models import preset_of
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import Env, Reading, Sets
 from steptime.launch.torchtitan.flavors import models
 from steptime.launch.torchtitan.job_config import read_torchtitan
@@ -28,7 +28,7 @@ _NAMED = ("name", "flavor")
 
 
 def read_over_torchtitan(
-    path: str, overrides: Mapping[str, Any], name: str, env: Env, sets: Sets, beside: Beside | None
+    path: str, overrides: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles | None
 ) -> Reading:
     """The job of `overrides`, which hold sections of torchtitan's config, with the model's file `name`.
 
@@ -42,7 +42,7 @@ def read_over_torchtitan(
         section, _, word = key.partition(".")
         tree[section] = {word: value} | tree.get(section, {})
     own = {key: value for key, value in tree.get("model", {}).items() if value is not None}
-    file = _model_file(path, name, table, own, sets, beside)
+    file = _model_file(path, name, table, own, sets, nearby)
     said = file | own
     model = _classic(said, tree["primus_turbo"], table)
     if model is None and all(said.get(key) == file.get(key) for key in _NAMED):
@@ -55,7 +55,7 @@ def read_over_torchtitan(
 
 
 def _model_file(
-    path: str, name: str, table: Mapping[str, Any], own: Mapping[str, Any], sets: Sets, beside: Beside | None
+    path: str, name: str, table: Mapping[str, Any], own: Mapping[str, Any], sets: Sets, nearby: NearbyFiles | None
 ) -> dict[str, Any]:
     """The section `model` of the model's file; `own` is that of the job.
 
@@ -63,7 +63,7 @@ def _model_file(
         ConfigError: the file is not in the repository of the job or names no model, its own name is not a known one, and the
             job names no model.
     """
-    text = beside.text(f"primus/configs/models/torchtitan/{name}.yaml") if beside else None
+    text = nearby.text(f"primus/configs/models/torchtitan/{name}.yaml") if nearby else None
     bare = name.removesuffix(_FLOAT8)
     known: dict[str, list[str]] = table["torchtitan_models"]
     if text is not None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping
-from steptime.launch.beside import Beside
 from steptime.launch.config_values import syntax_of
 from steptime.launch.keys import GivenKey
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.program_setup import last_name, sets_up_adapters
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
@@ -134,14 +134,14 @@ def _model(tree: ast.Module) -> dict[str, Any]:
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
 
 
-def starts_trainer(text: str, beside: Beside | None) -> bool:
+def starts_trainer(text: str, nearby: NearbyFiles | None) -> bool:
     """Whether a script runs a program in its folder that trains with Hugging Face's Trainer."""
     starts, program = r"\b(?:deepspeed|torchrun|accelerate launch|python3?)\s", r"(?<![\w./-])[\w./-]+\.py\b"
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
     started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
     named = [found[0] for line in started if (found := re.search(program, line))]
     named += re.findall(rf"^\s*(?:export\s+)?\w+=[\"']?({program})", text, re.MULTILINE)  # in a variable that is run
-    texts = (beside.text(name) or "" for name in named) if beside is not None else ()
+    texts = (nearby.text(name) or "" for name in named) if nearby is not None else ()
     return any(
         re.search(r"\b(?:(?:TrainingArguments|SFTConfig)\(|HfArgumentParser\([^)]*\bTrainingArguments\b)", code)
         for code in texts

@@ -15,13 +15,13 @@ from typing import BinaryIO
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse
 from steptime.job.job import Job
-from steptime.launch.beside import Beside, with_numbers
 from steptime.launch.config_values import split_path
 from steptime.launch.devices import on_node, told_whole
 from steptime.launch.job_yaml import command_in
 from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
+from steptime.launch.nearby_files import NearbyFiles, with_numbers
 from steptime.launch.program_calls import starts_trainer
 from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
@@ -85,7 +85,7 @@ def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> 
     path, words = named(path)
     file = split_path(path)[0]
     text = command_in(file, read_text(file))
-    beside = Beside(None if path == "-" else Path(file).parent, added)
+    nearby = NearbyFiles(None if path == "-" else Path(file).parent, added)
     path = "standard input" if path == "-" else path
     if not text.strip():
         raise ConfigError(f"{path}: is empty; expected a launch script, config or log")
@@ -97,11 +97,11 @@ def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> 
     }
     counted = {name: str(count) for name, count in counts.items() if count}
     here = {name: value for name, value in os.environ.items() if name not in {"PWD", "OLDPWD"}}  # not the script's
-    return read_as(kind, path, text, {**here, **numbered, **counted}, sets, beside)
+    return read_as(kind, path, text, {**here, **numbered, **counted}, sets, nearby)
 
 
 def read_as(
-    kind: str, path: str, text: str, env: Mapping[str, str], sets: Sets, beside: Beside | None = None
+    kind: str, path: str, text: str, env: Mapping[str, str], sets: Sets, nearby: NearbyFiles | None = None
 ) -> Reading:
     """A text by the reader of its kind, one of KINDS; `path` is for messages.
 
@@ -113,20 +113,20 @@ def read_as(
         raise ConfigError(f"{path}: is a plan already; run 3dtrn {path}")
     try:
         if kind == "auto":
-            kind = kind_of(path, text, beside)
-        if kind == "deepspeed" and beside is not None and _names_its_config(text, beside):
+            kind = kind_of(path, text, nearby)
+        if kind == "deepspeed" and nearby is not None and _names_its_config(text, nearby):
             kind = "deepspeed-script"
         if kind in {*TABLES, "deepspeed-script"}:
-            table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
+            table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, nearby)
             return table
-        if kind in {"megatron", "nemo"} and beside is not None and _only_sizes(text):
-            if config := beside.config_of_nodes(_NODES):
-                added = Beside(beside.folder, [path, *map(str, beside.added)])
+        if kind in {"megatron", "nemo"} and nearby is not None and _only_sizes(text):
+            if config := nearby.config_of_nodes(_NODES):
+                added = NearbyFiles(nearby.folder, [path, *map(str, nearby.added)])
                 return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
-            if "--config-name" in (started := beside.text("run_and_time.sh") or ""):
-                return read_as("nemo", path, f"{text}\n{_SUBMITTED}\n{started}", env, sets, beside)
+            if "--config-name" in (started := nearby.text("run_and_time.sh") or ""):
+                return read_as("nemo", path, f"{text}\n{_SUBMITTED}\n{started}", env, sets, nearby)
         module, function = KINDS[kind]
-        found: Reading = getattr(import_module(module), function)(path, text, env, sets, beside)
+        found: Reading = getattr(import_module(module), function)(path, text, env, sets, nearby)
     except ConfigError as error:
         if other := another(kind, text):
             raise ConfigError(f"{path}: {other}") from None
@@ -182,10 +182,10 @@ def _kinds(text: str) -> list[str]:
     return [kind for kind, pattern in marks.items() if re.search(pattern, text, re.MULTILINE)]
 
 
-def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
+def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     """The kind of a file for `--from auto`: the most specific whose marks it has; in comments, if nowhere else.
 
-    A script of accelerate or torchrun is of the kind of the config that it names, where that is found `beside` it.
+    A script of accelerate or torchrun is of the kind of the config that it names, where that is found `nearby` it.
 
     Raises:
         ConfigError: it has no marks of any kind.
@@ -193,17 +193,17 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     bare = re.sub(r"^[ \t]*#.*", "", text, flags=re.MULTILINE) if _is_shell(path, text) else text
     dump = (begins := _BEGINS.search(text)) and _SIZE.search(text, begins.end())
     kinds = ["megatron"] if dump else _kinds(bare) or _kinds(text)
-    if set(kinds) <= {"transformers", "deepspeed"} and beside is not None and re.search(_LAUNCHED, text):
-        named = (beside.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
+    if set(kinds) <= {"transformers", "deepspeed"} and nearby is not None and re.search(_LAUNCHED, text):
+        named = (nearby.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
         kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
     ordered = (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed")
     telling = [kind for kind in ordered if kind in kinds]
     if telling[:1] == ["swift"] and re.search(r"\bmegatron (?:sft|pt|rlhf)\b", text):
-        return "swift" if _runs_swift(path, text, beside) else "megatron"  # ms-swift's own launcher of Megatron-Core
+        return "swift" if _runs_swift(path, text, nearby) else "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and _is_shell(path, text):  # which reports what it launches
-        return "transformers" if starts_trainer(text, beside) else "megatron"
+        return "transformers" if starts_trainer(text, nearby) else "megatron"
     if not telling:
         if re.search(r"(?m)^(?:from|import) olmo_core\b", text):
             raise ConfigError(f"{path}: a program over OLMo-core, which is not read; write a plan with its settings")
@@ -211,14 +211,14 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     return telling[0]
 
 
-def _runs_swift(path: str, text: str, beside: Beside | None) -> bool:
+def _runs_swift(path: str, text: str, nearby: NearbyFiles | None) -> bool:
     """Whether a script that may start ms-swift with or without Megatron-Core starts it without, as its variables are."""
     if not re.search(r"\bswift (?:sft|pt)\b", text):
         return False
     from steptime.launch.shell.script import read_script
 
     try:
-        before = read_script(text, path, {}, beside).before
+        before = read_script(text, path, {}, nearby).before
     except ConfigError:
         return False
     return bool(before) and before[-1].text == "swift"
@@ -229,12 +229,12 @@ def _is_shell(path: str, text: str) -> bool:
     return path.endswith((".sh", ".slurm", ".sbatch")) or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
 
 
-def _names_its_config(text: str, beside: Beside) -> bool:
+def _names_its_config(text: str, nearby: NearbyFiles) -> bool:
     """Whether a script starts a custom program with a ds_config that is there, or that the script writes."""
     if text.lstrip().startswith("{") or not re.search(_STARTS, text):
         return False
     named = re.findall(r"--deepspeed(?:_config)?[= ]+(?!--)\"?(\$?[\w{}$./-]+)", text)
-    return any(re.fullmatch(r"\$\{?\w+\}?", name) or beside.text(name) is not None for name in named)
+    return any(re.fullmatch(r"\$\{?\w+\}?", name) or nearby.text(name) is not None for name in named)
 
 
 def _is_ds_config(text: str) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.launch.beside import Beside, read_beside
 from steptime.launch.config_sections import (
     BY_README,
     costly,
@@ -27,6 +26,7 @@ from steptime.launch.devices import SET_DEVICES, by_comment, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
+from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.program_setup import of_preferences, other_training
@@ -78,7 +78,7 @@ def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
 _DIVIDED = re.compile(r"\b(?:train_)?batch_size\s*//")
 
 
-def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> list[GivenKey]:
+def renamed_with(given: list[GivenKey], table: KeyTable, code: str = "") -> list[GivenKey]:
     """Names in custom programs, which a table reads only together with another key, and where nothing else sets the same.
 
     A batch that the program's code divides is that of all devices; what it passes on is under the key that it passes it to.
@@ -98,7 +98,7 @@ def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> li
     return given
 
 
-def defaults_beside(given: list[GivenKey], table: KeyTable, where: str = "defaults_with") -> dict[str, Any]:
+def defaults_with(given: list[GivenKey], table: KeyTable, where: str = "defaults_with") -> dict[str, Any]:
     """Defaults that apply with a key of the file: any, one in a section (fsdp_config.), or one with a value (type=mistral)."""
     found: dict[str, Any] = {}
     for told, more in (table.raw.get(where) or {}).items():
@@ -131,14 +131,14 @@ _SPAWNED = re.compile(r"\A(?:[^\n]*\n){0,50}?run sh: `([^`\n]+)`[\s\S]*")
 """The command with which ms-swift starts its processes, at the beginning of their log."""
 
 
-def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str, Any]:
+def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dict[str, Any]:
     """Defaults of the program of a script, for keys that the table uses.
 
     The precision of DeepSpeed-Chat's programs is in its utils/ds_utils.py (microsoft/DeepSpeedExamples).
     """
     named = {spelled(name, table): value for name, value in said.defaults.items()}
-    if "get_train_ds_config(" in said.code and beside is not None:
-        code = re.sub(r"#.*", "", beside.text("utils/ds_utils.py") or "")
+    if "get_train_ds_config(" in said.code and nearby is not None:
+        code = re.sub(r"#.*", "", nearby.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
     known = {spelled(name, table) for name in said.keys} | named.keys()
@@ -146,23 +146,23 @@ def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
-def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
+def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
     """The keys of a file, of the configs and the program that it names, and of accelerate's config in the same folder.
 
     Raises:
         ConfigError: one line per problem; the job does not train, or trains on rewards or preferences.
     """
-    found = _in_files(path, text, table, env, beside)
+    found = _in_files(path, text, table, env, nearby)
     # recipes/zephyr-7b-beta/dpo/config_full.yaml
     folder = Path(path).parent.name if "model_name_or_path" in found.keys else ""
     if kind := other_training(found.code) or of_preferences(found.program or folder):
         what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
         raise ConfigError(f"{path}: {what}: {kind} is not modeled")
     said = found.keys
-    configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
-    if not configs and not found.program and beside is not None and "model_name_or_path" in said:
-        started = of_readme(path, beside.repository())
-        if (config := _of_recipes(path, said, table, beside, started)) is not None:
+    configs = [config for config in (nearby.added if nearby is not None else []) if config.suffix in {".yaml", ".yml"}]
+    if not configs and not found.program and nearby is not None and "model_name_or_path" in said:
+        started = of_readme(path, nearby.repository())
+        if (config := _of_recipes(path, said, table, nearby, started)) is not None:
             configs = [config]
             found = found._replace(notes=(*found.notes, BY_README.format(config.name)))
         said = costly(started, table) | said
@@ -171,10 +171,10 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         if not isinstance(processes, int | None):
             why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
             found = found._replace(unclear={**found.unclear, "devices": why})
-    if not configs and not found.program and beside is not None and (why := may_launch(path, said)):
+    if not configs and not found.program and nearby is not None and (why := may_launch(path, said)):
         found = found._replace(unclear={**found.unclear, "sharding": why})
     for config in configs:
-        said = flatten(parse_mapping(read_beside(config), str(config), repeats=True)) | said
+        said = flatten(parse_mapping(read_nearby(config), str(config), repeats=True)) | said
     unset = "none" if table.raw.get("none_is_unset") else None
     said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
     if said.get("global_world_size") == 1:  # of ms-swift: one process may see several devices
@@ -185,19 +185,19 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
 
 
 def _of_recipes(
-    path: str, said: Mapping[str, Any], table: KeyTable, beside: Beside, started: Mapping[str, Any]
+    path: str, said: Mapping[str, Any], table: KeyTable, nearby: NearbyFiles, started: Mapping[str, Any]
 ) -> Path | None:
     """The config of accelerate with which a recipe in its repository is started; None for adapters, or where it names its own."""
     own = {"deepspeed", "fsdp", "fsdp_config", "distributed_type", "use_peft", "load_in_4bit"}
     if any(said.get(key) for key in own):
         return None
     if name := started.get("config_file"):
-        beside.needed(str(name), f"{path}: is started with")
+        nearby.needed(str(name), f"{path}: is started with")
     names = [started.get("config_file")] if started else table.raw.get("recipes_with") or []
-    return next((found for name in names if name and (found := beside.path(str(name)))), None)
+    return next((found for name in names if name and (found := nearby.path(str(name)))), None)
 
 
-def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
+def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
     """The same as each file has them."""
     if path.endswith(".toml"):
         try:
@@ -209,9 +209,9 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         what = "a log that does not print the job's config; give the config or the script"
         raise ConfigError(f"{path}: {what}, or compare both: 3dtrn validate --log {path} --plan FILE")
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
-        script = read_script(text, path, env, beside)
+        script = read_script(text, path, env, nearby)
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = of_defaults(table, beside, script.program) | _configs(script, path, beside, table)
+        said = of_defaults(table, nearby, script.program) | _configs(script, path, nearby, table)
         said |= of_accelerate(script, table) | of_subcommand(script, table)
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
@@ -221,21 +221,21 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
             said["deepspeed"] = said.pop("deepspeed_config")
         devices = devices_of(script, table, said, unclear)
         name = script.program.rpartition("/")[2]
-        code = (beside.text(script.program) or "") if beside is not None and name.endswith(".py") else ""
+        code = (nearby.text(script.program) or "") if nearby is not None and name.endswith(".py") else ""
         return Said(said, devices, unclear, name, defaults_in(code), script.notes, code)
-    text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
+    text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], nearby), text)
     tree = of_section(parse_mapping(text, path, repeats=True), table)
-    tree = resolve(tree, env | variables_of(beside))
+    tree = resolve(tree, env | variables_of(nearby))
     tree, program = of_wandb(tree) if "_wandb" in tree else (tree, "")
-    if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
-        beside.written["the deepspeed section"] = json.dumps(inline)
+    if isinstance(inline := tree.get("deepspeed"), dict) and inline and nearby is not None:
+        nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
     return Said(flatten(tree), (named := of_comment(text)), program=program, notes=by_comment(named))
 
 
-def _included(name: str, beside: Beside | None) -> str:
+def _included(name: str, nearby: NearbyFiles | None) -> str:
     """The YAML of `!include FILE` on one line; an empty mapping where the file is not found."""
-    text = beside.text(name) if beside is not None else None
+    text = nearby.text(name) if nearby is not None else None
     return json.dumps(parse_mapping(text, name)) if text is not None else "{}"
 
 
@@ -256,7 +256,7 @@ def _without_value(script: Script) -> dict[str, str]:
     return found
 
 
-def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) -> dict[str, Any]:
+def _configs(script: Script, path: str, nearby: NearbyFiles | None, table: KeyTable) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
 
     A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is found. One of
@@ -267,16 +267,16 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
     for word, last in zip(words, ["", *(word.text for word in words)], strict=False):
         flag, equals, name = word.text.rpartition("=")
         if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
-            text = beside.text(name) if beside is not None else None
+            text = nearby.text(name) if nearby is not None else None
             said |= flatten({"fsdp_config": parse_mapping(text, name, repeats=True)}) if text is not None else {}
             continue
         if name.endswith(".json") and (flag if equals else last) == "--train_args_file":
             # yangjianxin1/Firefly train.py, setup_everything, and programs after it: HfArgumentParser.parse_json_file
-            text = (beside or Beside()).needed(name, f"{path}: line {word.line} reads")
+            text = (nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads")
             said |= flatten(parse_mapping(text, name, repeats=True))
             continue
         if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
-            said |= of_adapters((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name)
+            said |= of_adapters((nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads"), name)
             continue
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
         if (folder := table.raw.get("configs_by_name")) and last == "--config" and not name.endswith((".yaml", ".yml")):
@@ -285,7 +285,7 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
             continue
         if word.unresolved and word.unresolved[0].variable:
             raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write it out')}")
-        text = (beside or Beside()).needed(name, f"{path}: line {word.line} reads")
+        text = (nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads")
         inside = flatten(parse_mapping(text, name, repeats=True))
         if name.rpartition("/")[2] == table.raw.get("defaults_file"):
             inside = {key: value for key, value in inside.items() if rule_of(spelled(key, table), table) is not None}

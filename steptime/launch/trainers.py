@@ -20,25 +20,25 @@ from steptime.base.config import ConfigError
 from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
-from steptime.launch.beside import PART_OF_A_JOB, Beside, is_readable
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import put_fsdp
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
+from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles, is_readable
 from steptime.launch.primus import read_primus
 from steptime.launch.program_calls import left_to_code
 from steptime.launch.program_setup import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.replaced_kernels import put_kernels, put_model_kernels
-from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
+from steptime.launch.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 from steptime.launch.zero_stage import put_bf16_optimizer, put_zero
 
 
 def read_trainer(
-    kind: str, path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None
+    kind: str, path: str, text: str, env: Env = None, sets: Sets = None, nearby: NearbyFiles | None = None
 ) -> Reading:
     """A config (YAML, JSON, TOML) or a launch script of the framework whose table is data/launch/KIND.yaml, as a config.
 
@@ -50,11 +50,11 @@ def read_trainer(
     """
     table = load_table(kind.replace("-", "_"))
     if kind == "primus":
-        return read_primus(path, text, env, sets, beside)
-    found = said_in(path, text, table, dict(env or {}), beside)
-    given = renamed_beside(read_keys(plainly(found.keys, table), table), table, found.code)
-    own = own_defaults(found, table, beside)
-    defaults = defaults_beside(given, table) | own
+        return read_primus(path, text, env, sets, nearby)
+    found = said_in(path, text, table, dict(env or {}), nearby)
+    given = renamed_with(read_keys(plainly(found.keys, table), table), table, found.code)
+    own = own_defaults(found, table, nearby)
+    defaults = defaults_with(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
     keys.notes += still_true(found.notes, sets)
     keys.launcher = None if "devices" in found.unclear else keys.launcher
@@ -64,8 +64,8 @@ def read_trainer(
     said = {*(item.key for item in given), *found.keys}
     keys.left_open |= left_to_code(found.code, found.program, found.defaults, said)
     for why in set_up_in(found.code, said, set(own)):
-        keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
-    return _Plan(keys, found, beside).reading()
+        keys.assumed_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
+    return _Plan(keys, found, nearby).reading()
 
 
 _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
@@ -75,9 +75,9 @@ _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 class _Plan(Figures):
     """The plan of one job: what the table puts into it directly, and what is derived."""
 
-    def __init__(self, keys: JobKeys, found: Said, beside: Beside | None) -> None:
+    def __init__(self, keys: JobKeys, found: Said, nearby: NearbyFiles | None) -> None:
         super().__init__(keys)
-        self.devices, self.open_devices, self.beside = stated(found, keys.sets), found.unclear.get("devices"), beside
+        self.devices, self.open_devices, self.nearby = stated(found, keys.sets), found.unclear.get("devices"), nearby
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         sections = tuple(keys.table.raw.get("own_sections") or ())
@@ -90,10 +90,10 @@ class _Plan(Figures):
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.words = found.unclear.get("$@", "")
         self.hybrid = False  # whether each node holds all parameters and only its devices share them
-        for path, value in defaults_beside(keys.given, keys.table, "plan_with").items():
+        for path, value in defaults_with(keys.given, keys.table, "plan_with").items():
             put(self.config, path, value)
         for key, rule in keys.table.rules.items():
-            unsaid = key not in keys.values and rule.beside and keys.get(rule.beside) is None
+            unsaid = key not in keys.values and rule.only_with and keys.get(rule.only_with) is None
             zero = rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0
             none = zero or keys.get(key) == {}
             if rule.status != "used" or keys.get(key) is None or unsaid or none:
@@ -155,7 +155,7 @@ class _Plan(Figures):
         if self.on("@deepspeed") or (
             "deepspeed" in profiles and "zero_stage" in self.keys.values and not self._sharded()
         ):
-            put_zero(self, self.config, self.beside)
+            put_zero(self, self.config, self.nearby)
             return str(profiles["deepspeed"])
         if self._sharded():
             self.hybrid = put_fsdp(self, self.config, self._precision()["precision"])
@@ -236,7 +236,7 @@ class _Plan(Figures):
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
         what = f"model {name!r} is not among the presets{begins(name)}" if name else f"model unknown{self.words}"
-        if self.alone and self.beside is not None and (script := self.beside.script_of(keys.source)):
+        if self.alone and self.nearby is not None and (script := self.nearby.script_of(keys.source)):
             raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
@@ -252,7 +252,7 @@ class _Plan(Figures):
     def _entries(self) -> tuple[int, str] | None:
         """Entries of the tokenizer that the keys name, and whose they are."""
         kind, files = self.get("@tokenizer"), [str(name) for name in [self.get("@vocabulary")] if name]
-        if (found := entries_of(str(kind or ""), files, self.beside) if kind or files else None) is not None:
+        if (found := entries_of(str(kind or ""), files, self.nearby) if kind or files else None) is not None:
             return found
         model = self.config["model"]
         heads = model.get("n_q_heads")
@@ -297,4 +297,4 @@ class _Plan(Figures):
             if key not in data and "parallelism.dp" not in keys.left_open:
                 keys.left_open[f"data.{key}"] = f"batch unknown; add --set data.{key}=N"
         if dp is not None and "parallelism.dp" not in keys.left_open and devices is not None:
-            keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
+            keys.assumed_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))

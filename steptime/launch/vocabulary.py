@@ -10,9 +10,9 @@ from pathlib import Path
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
-from steptime.launch.beside import Beside
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.model.presets import model_names
 
 _PLAIN = re.compile(
@@ -46,7 +46,7 @@ _LLAMA_2_ENTRIES = re.compile(r"(?<!code)(?<!code_)llama(?!_?[34])|mixtral_?8x7b
 
 
 def entries_of(
-    kind: str, files: Iterable[str], beside: Beside | None = None, about: str = ""
+    kind: str, files: Iterable[str], nearby: NearbyFiles | None = None, about: str = ""
 ) -> tuple[int, str] | None:
     """Entries, and whose they are, of a tokenizer's type and of the files or repositories that it is made of.
 
@@ -59,7 +59,7 @@ def entries_of(
     """
     own = False
     for name in files:
-        found_at = (_beside(name, beside) if beside is not None else None) or Path(name)
+        found_at = (_own_file(name, nearby) if nearby is not None else None) or Path(name)
         counted = _counted(found_at) or (_pieces(found_at, _ADDED.get(kind, ())) if reads_pieces(kind) else None)
         if counted is not None:
             return counted, f"as counted in {found_at.name}"
@@ -121,11 +121,11 @@ def _is_own(name: str) -> bool:
     return not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>|\[[^]]*\]|[?]+", "", name).lower())
 
 
-def _beside(name: str, beside: Beside) -> Path | None:
+def _own_file(name: str, nearby: NearbyFiles) -> Path | None:
     """A tokenizer's file in the folder of the launch file, or one inside its folder; not another folder's file of that name."""
-    inside = (beside.path(f"{name}/{file}") for file in ("config.json", "tokenizer.json", "vocab.json"))
+    inside = (nearby.path(f"{name}/{file}") for file in ("config.json", "tokenizer.json", "vocab.json"))
     folder = Path(name).name
-    return beside.path(name) or next((found for found in inside if found and found.parent.name == folder), None)
+    return nearby.path(name) or next((found for found in inside if found and found.parent.name == folder), None)
 
 
 def _by_name(words: str) -> tuple[int, str] | None:

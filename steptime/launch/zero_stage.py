@@ -6,21 +6,21 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import told
 from steptime.launch.figures import Figures, size_of
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.zero_offload import offload_of
 
 
-def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> None:
+def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles | None) -> None:
     """Put the stage into the config, and what is in the host's memory; what is not set stays open."""
     keys, said = found.keys, str(found.get("@deepspeed"))
     name = "" if said.lower() in {"none", "true"} else said
     if name:
         keys.put("deepspeed", True)
         keys.put("deepspeed_config", name)
-        extras = put_deepspeed_config(keys, beside)
+        extras = put_deepspeed_config(keys, nearby)
         _put_engine(found, name, extras.engine)
         config["parallelism"] |= {"zero_plus_plus": extras.zero_plus_plus} if extras.zero_plus_plus else {}
         away, stage, found.deepcompile = extras.cpu_offload, keys.get("zero_stage"), extras.deepcompile
@@ -31,7 +31,7 @@ def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> N
     if stage is None and (in_name := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
         stage = in_name[1]
         keys.notes.append(f"ZeRO stage {stage} from the name {name}")
-    there = beside is not None and beside.text(name) is not None  # then it says so itself
+    there = nearby is not None and nearby.text(name) is not None  # then it says so itself
     if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
         keys.leave_out(found.figures["@deepspeed"], "states in host memory")
     if stage is not None:

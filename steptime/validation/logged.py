@@ -14,12 +14,12 @@ from steptime.base.document import parse_mapping
 from steptime.job.edit import put, read_settings
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
-from steptime.launch.beside import Beside
 from steptime.launch.devices import states_devices
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
 from steptime.launch.logs.launched import other_devices, started_by
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments, of_dump
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.read import KINDS, TABLES, read, read_as, read_text
 from steptime.launch.reading import Reading, to_job
 from steptime.validation.conventions import ComparedFlops, counted
@@ -116,7 +116,7 @@ def read_run(
     changes, unread = read_settings(sets)
     if unread:
         raise ConfigError(unread)
-    reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes, log)
+    reading = _reading(log, kind, changes) if plan is None else _plan_file(plan, kind, changes, log)
     notes, problems = _name_machine(reading, log, changes, hardware)
     try:
         job = to_job(
@@ -173,9 +173,9 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
     if log.cut_dump is not None and kind in {None, "megatron"}:
         raise log.cut_dump
     chosen = kind or CONFIG_OF.get(log.framework) or ("nemo" if BRIDGE.search(log.head) else None)
-    beside = Beside(Path(log.files[0]).parent)
+    nearby = NearbyFiles(Path(log.files[0]).parent)
     if chosen is None and (command := started_by(bytes(log.head).decode("utf-8", "replace"))):
-        return read_as("auto", log.files[0], command, {}, sets, beside)
+        return read_as("auto", log.files[0], command, {}, sets, nearby)
     if chosen is None or chosen == "megatron":
         own = (
             "" if log.framework.startswith("Megatron") or not log.framework else f"; {log.framework} does not print one"
@@ -185,13 +185,13 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
             "from its beginning, or the plan, config or launch script of the job with --plan FILE"
         )
     try:
-        return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets, beside)
+        return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets, nearby)
     except ConfigError as error:
         lacks = "does not print the job's config"
         raise ConfigError(f"{line}; or add --plan FILE" if lacks in line else line for line in error.problems) from None
 
 
-def _beside(path: str, kind: str | None, sets: dict[str, Any], log: JobLog) -> Reading:
+def _plan_file(path: str, kind: str | None, sets: dict[str, Any], log: JobLog) -> Reading:
     """The config of a plan, or of a framework's config or launch script, given with a log; the latter with the log's devices."""
     text = read_text(path.partition(".py:")[0] + (".py" if ".py:" in path else ""))
     if re.search(r"^[ \"']*(?:parallelism|data)[\"']?\s*:", text, re.MULTILINE) and not path.endswith(".toml"):

@@ -16,7 +16,7 @@ TABLE = KeyTable(
     {
         "a.size": KeyRule("used", "data.gbs"),
         "a.kind": KeyRule("used", "model"),
-        "a.part": KeyRule("used", "model", beside="b.offload"),
+        "a.part": KeyRule("used", "model", only_with="b.offload"),
         "a.*": KeyRule("irrelevant", "nothing"),
         "b.offload": KeyRule("unmodeled", "offloading", (False, "none")),
         "b.mode": KeyRule("unmodeled", "a mode", ("plain",)),
@@ -198,7 +198,7 @@ def test_tables_are_sound(name):
         assert table.rules[key].status == "used"
     for rule in table.rules.values():
         assert rule.note
-        assert not rule.beside or rule.beside in table.rules
+        assert not rule.only_with or rule.only_with in table.rules
     for old in table.renamed:
         assert old.endswith(".") or rule_of(spelled(old, table), table), old
     assert rule_of(spelled("no.such.key", table), table) is None

@@ -8,9 +8,9 @@ import pytest
 from megatron_readings import problems, reading, script
 
 from steptime import estimate
-from steptime.launch.beside import Beside
 from steptime.launch.interpolate import resolve
 from steptime.launch.megatron.sources import read_megatron
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import to_job
 from steptime.launch.shell.script import read_script
 from steptime.report.estimate_text import report
@@ -94,9 +94,9 @@ def test_a_program_that_calls_nothing_that_trains_is_refused(tmp_path: Path, pro
     text = script().replace("pretrain_gpt.py", "job.py")
     if refused:
         line = "run.sh: line 1 runs job.py, which does not train"
-        assert problems(read_megatron, "run.sh", text, {}, beside=Beside(tmp_path)) == [line]
+        assert problems(read_megatron, "run.sh", text, {}, nearby=NearbyFiles(tmp_path)) == [line]
     else:
-        assert read_megatron("run.sh", text, {}, beside=Beside(tmp_path)).config["model"]["n_layers"] == 8
+        assert read_megatron("run.sh", text, {}, nearby=NearbyFiles(tmp_path)).config["model"]["n_layers"] == 8
 
 
 def test_flags_of_a_search_that_has_no_launch_command_are_not_dropped():

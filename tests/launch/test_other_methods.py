@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_files_of_forks import GPT, asked
 
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 
 
 def test_a_fragment_of_reinforcement_learning_is_told_as_such(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_config_above_its_script_is_not_one_of_the_same_name_below_it(tmp_path
     for folder, ranks in (("config", 8), ("scripts/config", 4)):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "fsdp.yaml").write_text(f"num_processes: {ranks}\n", encoding="utf-8")
-    found = Beside(tmp_path / "scripts").path("../config/fsdp.yaml")
+    found = NearbyFiles(tmp_path / "scripts").path("../config/fsdp.yaml")
     assert found is not None
     assert found.resolve() == (tmp_path / "config" / "fsdp.yaml").resolve()
 

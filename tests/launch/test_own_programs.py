@@ -10,7 +10,7 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.read import read
 from steptime.launch.reading import Reading, to_job
 from steptime.launch.vocabulary import entries_of
@@ -361,12 +361,12 @@ def test_the_folder_of_a_tokenizer_in_a_copy_of_the_repository_is_counted(tmp_pa
     """Found below the top of the repository; a config.json that lies beside the script is not the tokenizer's."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "config.json").write_text('{"vocab_size": 7}', encoding="utf-8")
-    beside = Beside(tmp_path / "runs")
+    nearby = NearbyFiles(tmp_path / "runs")
     named = "/home/other/project/tokenizers/own_flat"
-    assert entries_of("HFTokenizer", [named], beside) is None
+    assert entries_of("HFTokenizer", [named], nearby) is None
     (tmp_path / "tokenizers" / "own_flat").mkdir(parents=True)
     (tmp_path / "tokenizers" / "own_flat" / "config.json").write_text('{"vocab_size": 5120}', encoding="utf-8")
-    assert entries_of("HFTokenizer", [named], beside) == (5120, "as counted in config.json")
+    assert entries_of("HFTokenizer", [named], nearby) == (5120, "as counted in config.json")
 
 
 CHAT = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.primus import read_primus
 from steptime.launch.reading import to_job
 from steptime.model.blocks import n_params
@@ -24,9 +24,9 @@ modules:
 SETS = {"hardware.node_type": "mi300x-node", "devices": 8}
 
 
-def job_of(model, more="", beside=None):
+def job_of(model, more="", nearby=None):
     text = JOB.replace("MODEL", model) + "".join(f"      {line}\n" for line in more.splitlines())
-    return to_job(read_primus("job.yaml", text, {}, SETS, beside), SETS)
+    return to_job(read_primus("job.yaml", text, {}, SETS, nearby), SETS)
 
 
 def test_primus_compiles_blocks_and_loss_unless_it_is_told_otherwise():
@@ -79,7 +79,7 @@ def test_a_models_file_in_the_repository_of_the_job(tmp_path):
     (tmp_path / "examples").mkdir()
     text = "model: {name: qwen3, flavor: 4B, converters: [primus_turbo, quantize.linear.float8]}\n"
     (folder / "own.yaml").write_text(text, encoding="utf-8")
-    job = job_of("own", beside=Beside(tmp_path / "examples"))
+    job = job_of("own", nearby=NearbyFiles(tmp_path / "examples"))
     assert (job.model.name, job.performance.precision) == ("qwen3-4b", "fp8_tensorwise")
     with pytest.raises(ConfigError, match=r"^job.yaml: modules.pre_trainer.model: not among the models of Primus"):
         job_of("own")
@@ -91,7 +91,7 @@ def test_a_models_file_that_names_no_model(tmp_path, text):
     folder.mkdir(parents=True)
     (folder / "own.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^job.yaml: modules.pre_trainer.model: not among the models of Primus"):
-        job_of("own", beside=Beside(tmp_path))
+        job_of("own", nearby=NearbyFiles(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import json
 import pytest
 from megatron_readings import script
 
-from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import read_deepspeed
 from steptime.launch.megatron.sources import read_megatron
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import to_job
 from steptime.launch.trainers import read_trainer
 
@@ -27,7 +27,7 @@ MASK = {"attention_kernel": "efficient", "repeat_kv": True}
 DEEP = {"compile": {"deepcompile": True}}
 
 
-class Files(Beside):
+class Files(NearbyFiles):
     """A ds_config next to the file."""
 
     def __init__(self, tree: dict[str, object]) -> None:

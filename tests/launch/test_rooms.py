@@ -6,7 +6,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "steptime"
 ORDER = [
     *(
-        "beside",
+        "nearby_files",
         "reading",
         "keys",
         "figure_names",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell import control_flow
 from steptime.launch.shell.arithmetic import arithmetic
 from steptime.launch.shell.script import read_script
@@ -332,7 +332,7 @@ def test_a_script_that_mpirun_starts_is_read(tmp_path):
     (tmp_path / "train.sh").write_text("python pretrain_gpt.py --tp $TP\n")
     text = "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\nTP=2\nP=$(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)\n"
     found = read_script(
-        text + "mpirun -np $((4 * $P)) --npernode $P bash jobs/train.sh\n", "sbatch.sh", {}, Beside(tmp_path)
+        text + "mpirun -np $((4 * $P)) --npernode $P bash jobs/train.sh\n", "sbatch.sh", {}, NearbyFiles(tmp_path)
     )
     assert (found.launchers, found.devices, found.devices_per_node) == (["mpirun"], 32, 8)
     assert [word.text for word in found.arguments] == ["--tp", "2"]

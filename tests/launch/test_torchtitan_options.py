@@ -9,7 +9,7 @@ from launch_readings import REFUSED, one_line
 
 from steptime import estimate
 from steptime.base.config import ConfigError
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import to_job
 from steptime.launch.torchtitan.captures import KEY
 from steptime.launch.torchtitan.job_config import read_torchtitan
@@ -224,5 +224,5 @@ def test_cuda_graphs_are_on_where_the_checkout_has_them(tmp_path):
     for known in (False, True):
         configs.write_text("disable_cuda_graphs: bool = False\n" if known else "gc_freq: int = 50\n")
         path = f"{folder / 'config_registry.py'}:deepseek_v3_16b"
-        found = read_torchtitan(path, text, {"WORLD_SIZE": "16"}, beside=Beside(folder))
+        found = read_torchtitan(path, text, {"WORLD_SIZE": "16"}, nearby=NearbyFiles(folder))
         assert found.config["performance"].get("cuda_graphs", False) == known

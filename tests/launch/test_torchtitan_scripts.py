@@ -63,14 +63,14 @@ def registry(folder, text, module):
         ("CONFIG=llama3_8b ./run_train.sh --parallelism.tensor_parallel_degree 4\n", 2),
     ],
 )
-@pytest.mark.parametrize("beside", [True, False])
-def test_a_job_is_started_by_torchtitans_own_script(tmp_path, script, dp, beside):
+@pytest.mark.parametrize("nearby", [True, False])
+def test_a_job_is_started_by_torchtitans_own_script(tmp_path, script, dp, nearby):
     """README.md of torchtitan: variables before ./run_train.sh, flags behind it; its 8 processes unless NGPU says another number.
 
     Over 16 (8) processes and tp 4, dp is 4 (2), whether run_train.sh lies in the folder or not.
     """
     registry(tmp_path, (DATA / REGISTRY).read_text(encoding="utf-8"), "models/llama3")
-    if beside:
+    if nearby:
         (tmp_path / "run_train.sh").write_text(
             "#!/usr/bin/bash\nset -ex\nNGPU=${NGPU:-8}\nMODULE=${MODULE:-llama3}\nCONFIG=${CONFIG:-llama3_debugmodel}\n"
             'torchrun --nproc_per_node=${NGPU} -m torchtitan.train --module ${MODULE} --config ${CONFIG} "$@"\n'

@@ -151,9 +151,9 @@ def test_devices_of_a_launcher_that_the_layout_does_not_fit_are_asked_for(tmp_pa
     text = (PRIMUS % "gpt_oss_20B").replace("size: 8", "size: 16")
     (told,) = problems(tmp_path, "oss.yaml", text)
     assert told.startswith("number of devices unknown (the launcher's default is 8: parallelism.ep")
-    told, beside = problems(tmp_path, "oss.yaml", text, **{"performance.precision": "mxfp8"})
-    assert told.startswith("number of devices unknown")
-    assert beside.startswith("performance.precision: ")
+    first, second = problems(tmp_path, "oss.yaml", text, **{"performance.precision": "mxfp8"})
+    assert first.startswith("number of devices unknown")
+    assert second.startswith("performance.precision: ")
 
 
 def test_megatron_sft_of_ms_swift_has_defaults_of_its_own(tmp_path):

@@ -24,7 +24,7 @@ def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
     for variable, other in (("NVTE_FUSED_ATTN", "flash"), ("NVTE_FLASH_ATTN", "fused")):
         if variables.get(variable) == "0":
             keys.put("attention_backend", other)
-            keys.beside_flags.append(LaunchFlag(variable, "0", "used", "performance.attention_backend"))
+            keys.assumed_flags.append(LaunchFlag(variable, "0", "used", "performance.attention_backend"))
 
 
 def put_tokenizer(keys: JobKeys, program: str, variables: Mapping[str, str]) -> None:
@@ -40,7 +40,7 @@ def put_tokenizer(keys: JobKeys, program: str, variables: Mapping[str, str]) -> 
     ):
         keys.put("tokenizer_type", "GPT2BPETokenizer")
         note = "model.vocab_sz: its default tokenizer is GPT-2's"
-        keys.beside_flags.append(LaunchFlag(program, "", "used", note))
+        keys.assumed_flags.append(LaunchFlag(program, "", "used", note))
 
 
 def with_variables(reading: Reading, variables: Mapping[str, str]) -> Reading:

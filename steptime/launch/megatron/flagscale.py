@@ -12,9 +12,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.launch.beside import Beside
 from steptime.launch.interpolate import resolve
 from steptime.launch.keys import flatten
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL
 
 MARK = r"\bentrypoint: \S*flagscale|^system:(?=[\s\S]*\n\s+num_layers:)"
@@ -23,7 +23,7 @@ _OTHER = re.compile(r"rwkv|_vl|llava|onevision|emu|pi0|robo|wan|image|omni")
 """In the names of programs that train other models than train_gpt.py."""
 
 
-def flags_in(path: str, text: str, beside: Beside) -> tuple[dict[str, Any], int | None]:
+def flags_in(path: str, text: str, nearby: NearbyFiles) -> tuple[dict[str, Any], int | None]:
     """The arguments as flags and their values, and the devices that the job's file names.
 
     Raises:
@@ -34,7 +34,7 @@ def flags_in(path: str, text: str, beside: Beside) -> tuple[dict[str, Any], int 
     if job and "system" not in tree:
         choices = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
         named = next((str(item["train"]) for item in choices if "train" in item), "")
-        tree |= parse_mapping(beside.needed(f"train/{named}.yaml", f"{path}: reads"), named)
+        tree |= parse_mapping(nearby.needed(f"train/{named}.yaml", f"{path}: reads"), named)
     entry = str(_part(job, "task").get("entrypoint", ""))
     if _OTHER.search(entry):
         raise ConfigError(f"{path}: experiment.task.entrypoint {entry}: {OTHER_MODEL}")

@@ -38,8 +38,8 @@ def of_no_framework(keys: JobKeys, script: Script | None, words: list[Word]) -> 
     Raises:
         ConfigError: it is one.
     """
-    if any(map(is_other_model, keys.beside_flags)):
-        raise ConfigError(refusals(keys.source, keys.beside_flags))
+    if any(map(is_other_model, keys.assumed_flags)):
+        raise ConfigError(refusals(keys.source, keys.assumed_flags))
     named = {item.name.lstrip("-").replace("-", "_") for item in keys.given}
     if script is not None and _is_foreign(script.program) and not _blank(words) and not _TELLING & named:
         runs = f"line {script.line} launches {script.program}, which is of no framework that is read"

@@ -164,7 +164,7 @@ def vocabulary(keys: JobKeys) -> int | None:
     if size is None:
         files = [keys.get(key) for key in TOKENIZERS]
         called = ["/".join(keys.source.split("/")[-2:]), *(str(keys.get(key) or "") for key in _CALLED)]
-        found = entries_of(kind, [str(name) for name in files if name], keys.beside, " ".join(called))
+        found = entries_of(kind, [str(name) for name in files if name], keys.nearby, " ".join(called))
         if not any(files) and (name := keys.get("run.name")):
             found = found or entries_of("", [str(name)])
         if keys.get("patch_tokenizer_type") and keys.get("load") and not any(files):

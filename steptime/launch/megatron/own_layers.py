@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from steptime.launch.beside import Beside
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.script import Script
 
@@ -24,9 +24,9 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     pretrain_gpt.py asks for it (its use_te).
     """
     alone = PurePosixPath(script.program).name
-    found = keys.beside.text(script.program) or keys.beside.text(alone) if keys.beside is not None and alone else None
+    found = keys.nearby.text(script.program) or keys.nearby.text(alone) if keys.nearby is not None and alone else None
     program = found or ""
-    parser = _parser_of(script.program, keys.beside) if program and keys.beside is not None else ""
+    parser = _parser_of(script.program, keys.nearby) if program and keys.nearby is not None else ""
     asks = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys()
     if parser and not asks and _OFF_BY_DEFAULT.search(parser) and "--use-legacy-models" not in parser:
         keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
@@ -43,7 +43,7 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     keys.notes.append(f"Megatron's own layers: {why}")
 
 
-def _parser_of(program: str, beside: Beside) -> str:
+def _parser_of(program: str, nearby: NearbyFiles) -> str:
     """The text of Megatron's parser in the folder of the program; "" where there is none."""
     folder = PurePosixPath(program).parent
-    return next((text for name in _PARSERS if (text := beside.text(str(folder / name)))), "")
+    return next((text for name in _PARSERS if (text := nearby.text(str(folder / name)))), "")

@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from steptime.launch.beside import Beside
 from steptime.launch.config_values import syntax_of
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import LaunchFlag
 
 _TRAINS = re.compile(r"train(?!ed)|tune|sft|fit$|backward|main|run|launch|step$", re.IGNORECASE)
@@ -27,14 +27,14 @@ _OF_FLAGS = re.compile(
 """Classes of models whose layers are those of the flags."""
 
 
-def own_model(program: str, beside: Beside | None, variables: Mapping[str, str]) -> list[LaunchFlag]:
+def own_model(program: str, nearby: NearbyFiles | None, variables: Mapping[str, str]) -> list[LaunchFlag]:
     """What makes the model of a program in the repository beside the flags of Megatron-LM.
 
     Megatron-LM's own programs hand all flags on (core_transformer_config_from_args); a config built from some of them leaves the
     others at the defaults of the class. `variables`: those of the script, of which a program may read some where it builds the
     model.
     """
-    code = _over_megatron(program, beside)
+    code = _over_megatron(program, nearby)
     found: dict[str, str] = {}
     for node in ast.walk(syntax_of(code)) if code else ():
         if isinstance(node, ast.Call) and _name(node.func) == "TransformerConfig" and _of_some_flags(node):
@@ -86,21 +86,21 @@ def _variables_read(function: ast.FunctionDef) -> Iterator[str]:
             yield name.value
 
 
-def _over_megatron(program: str, beside: Beside | None) -> str:
+def _over_megatron(program: str, nearby: NearbyFiles | None) -> str:
     """The text of a program in the repository that imports Megatron's functions; "" of another, or where it is not there."""
-    if beside is None or not program.endswith(".py"):
+    if nearby is None or not program.endswith(".py"):
         return ""
     alone = program.rpartition("/")[2]  # one of another name than Megatron-LM's is that at the top of the checkout
-    code = beside.text(program) or (beside.text(alone) if alone != "pretrain_gpt.py" else None)
+    code = nearby.text(program) or (nearby.text(alone) if alone != "pretrain_gpt.py" else None)
     return code if code and re.search(r"^\s*(?:from|import) megatron\b", code, re.MULTILINE) else ""
 
 
-def does_not_train(program: str, beside: Beside | None) -> bool:
+def does_not_train(program: str, nearby: NearbyFiles | None) -> bool:
     """Whether a program in the repository imports Megatron's functions, and calls none that trains: it runs a model.
 
     False where the program is not there, or cannot be read.
     """
-    if not (code := _over_megatron(program, beside)):
+    if not (code := _over_megatron(program, nearby)):
         return False
     nodes = list(ast.walk(syntax_of(code)))
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}

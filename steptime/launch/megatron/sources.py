@@ -10,7 +10,6 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse
 from steptime.base.words import counted
 from steptime.hardware.machine import Machine
-from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import NOT_STATED, stated, states_devices, still_true, told
 from steptime.launch.job_keys import JobKeys
@@ -26,6 +25,7 @@ from steptime.launch.megatron.missing_values import also_unknown
 from steptime.launch.megatron.own_layers import put_own_layers
 from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.translation import plan_of
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
@@ -45,7 +45,9 @@ _OTHER_MODELS = {
 """Words in the names of programs that train other models than pretrain_gpt.py -> the kind of model."""
 
 
-def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
+def read_megatron(
+    path: str, text: str, env: Env = None, sets: Sets = None, nearby: NearbyFiles | None = None
+) -> Reading:
     """A launch script, a log that begins with a dump of arguments, or a file of flags only, as a config.
 
     A file of flags is the words of a command line, or a mapping `MODEL_ARGS: {--flag: value}` as in Megatron-LM's own functional
@@ -62,7 +64,7 @@ def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, besi
         words = _yaml_words(text, _model_args(text, path))
         return _from_words(path, words, None, sets, launcher=load_table("megatron").raw["tests"])
     if re.search(MARK, text, re.MULTILINE):
-        flags, devices = flags_in(path, text, beside or Beside())
+        flags, devices = flags_in(path, text, nearby or NearbyFiles())
         return _from_words(path, _yaml_words(text, flags), None, sets, devices=devices)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, _located(path, read_words, text), None, sets)
@@ -71,8 +73,8 @@ def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, besi
     if not text.startswith("#!") and (path.endswith((".log", ".out")) or re.search(_STEP, text)):
         missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
         raise ConfigError(f"{path}: {missing}; give the log from its beginning, or the launch script")
-    script = read_script(text, path, dict(env or {}), beside)
-    return _from_words(path, script.arguments, script, sets, beside or Beside())
+    script = read_script(text, path, dict(env or {}), nearby)
+    return _from_words(path, script.arguments, script, sets, nearby or NearbyFiles())
 
 
 def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
@@ -113,14 +115,14 @@ def _from_words(
     words: list[Word],
     script: Script | None,
     sets: Sets,
-    beside: Beside | None = None,
+    nearby: NearbyFiles | None = None,
     launcher: Mapping[str, Any] | None = None,
     devices: int | None = None,
 ) -> Reading:
     said = arguments_of(words)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
     keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
-    keys.launcher, keys.beside, keys.tokenizer = launcher, beside, script.tokenizer if script else ""
+    keys.launcher, keys.nearby, keys.tokenizer = launcher, nearby, script.tokenizer if script else ""
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)
@@ -130,7 +132,7 @@ def _from_words(
         if not by_name(keys, ("load",) if swift or keys.on("use_checkpoint_args") else ()):
             without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
-        flags = [*keys.flags(), *keys.beside_flags]
+        flags = [*keys.flags(), *keys.assumed_flags]
         asked = () if any(map(is_other_model, flags)) else (*said.problems, *also_unknown(keys, script, said.problems))
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
@@ -144,8 +146,8 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = script.unclear[0]
-    _put_engine(keys, beside)
-    if stage := _unknown_stage(keys, beside):
+    _put_engine(keys, nearby)
+    if stage := _unknown_stage(keys, nearby):
         keys.left_open["parallelism.zero_level"] = stage
     devices = stated(script, sets) if script else devices
     reading = _plan(keys, is_legacy(said.arguments), devices)
@@ -155,13 +157,13 @@ def _from_words(
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
 
 
-def _put_engine(keys: JobKeys, beside: Beside | None) -> None:
+def _put_engine(keys: JobKeys, nearby: NearbyFiles | None) -> None:
     """What a ds_config says, with its half precision; a problem where that is another one than the flags'.
 
     DeepSpeed casts the module to its own (deepspeedai/DeepSpeed runtime/engine.py, _configure_distributed_model).
     """
-    extras = put_deepspeed_config(keys, beside)
-    keys.beside_flags += [LaunchFlag("deepspeed_config", "", "unmodeled", what) for what in extras.beyond]
+    extras = put_deepspeed_config(keys, nearby)
+    keys.assumed_flags += [LaunchFlag("deepspeed_config", "", "unmodeled", what) for what in extras.beyond]
     for half, other in (("fp16", "bf16"), ("bf16", "fp16")):
         if not extras.engine.get(half) or keys.on(half) or told(keys.sets, "performance.precision"):
             continue
@@ -172,10 +174,10 @@ def _put_engine(keys: JobKeys, beside: Beside | None) -> None:
             keys.put(half, True, by=by)
 
 
-def _unknown_stage(keys: JobKeys, beside: Beside | None) -> str:
+def _unknown_stage(keys: JobKeys, nearby: NearbyFiles | None) -> str:
     """A message that only a ds_config, which was not found, states the ZeRO stage; "" otherwise."""
     named = keys.get("deepspeed_config") if keys.on("deepspeed") else None
-    if named is None or "zero_stage" in keys.values or (beside is not None and beside.text(str(named)) is not None):
+    if named is None or "zero_stage" in keys.values or (nearby is not None and nearby.text(str(named)) is not None):
         return ""
     what = f"ds_config {named} was not found" if named not in ("", True) else "--deepspeed_config has no value"
     return f"{what}, so the ZeRO stage is unknown; add --set parallelism.zero_level=N, or the file --with FILE"
@@ -200,10 +202,10 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     Raises:
         ConfigError: the program does not train.
     """
-    if does_not_train(script.program, keys.beside):
+    if does_not_train(script.program, keys.nearby):
         raise ConfigError(f"{keys.source}: line {script.line} runs {script.program}, which does not train")
-    values, found = script.variables, keys.beside_flags
-    found += own_model(script.program, keys.beside, values)
+    values, found = script.variables, keys.assumed_flags
+    found += own_model(script.program, keys.nearby, values)
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
         if "attention_backend" not in keys.values:
             keys.put("attention_backend", "unfused")

@@ -15,13 +15,13 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import put
-from steptime.launch.beside import Beside, is_readable, read_beside
 from steptime.launch.config_functions import CALLED, read_function
 from steptime.launch.config_values import CLASS, Computed
 from steptime.launch.devices import stated, told
 from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
+from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_models import model_of, model_of_name
 from steptime.launch.nemo.bridge_programs import as_bridge_program
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
@@ -77,7 +77,9 @@ _OVERLAPS = {
 """Its recipes' settings of ddp (recipes/common.py)."""
 
 
-def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, beside: Beside | None = None) -> Reading:
+def read_recipe(
+    path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles | None = None
+) -> Reading:
     """A function that returns a ConfigContainer or a run.Partial (FILE.py:FUNCTION) as a config.
 
     Raises:
@@ -86,16 +88,16 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
         if not function and "-> ConfigContainer" not in text and (program := as_bridge_program(file, text)):
-            reading = _bridge(path, read_function(file, program, FUNCTION, "ConfigContainer", _BASES, beside), sets)
+            reading = _bridge(path, read_function(file, program, FUNCTION, "ConfigContainer", _BASES, nearby), sets)
             reading.config.setdefault("notes", []).append(_DEFAULTS)
             return reading
-        return _bridge(path, read_function(file, text, function, "ConfigContainer", _BASES, beside), sets)
+        return _bridge(path, read_function(file, text, function, "ConfigContainer", _BASES, nearby), sets)
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION
-    if not function and "-> run.Partial" not in text and (called := read_train_call(path, file, text, sets, beside)):
+    if not function and "-> run.Partial" not in text and (called := read_train_call(path, file, text, sets, nearby)):
         return called
-    _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
+    _, tree = read_function(file, text, function, "run.Partial", "$^", nearby)
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
             raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {_GIVE_LOG}")
@@ -114,7 +116,7 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     return reading
 
 
-def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Reading:
+def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Reading:
     """A recipe that a script starts with run_recipe.py --recipe NAME section.key=value.
 
     Its function is looked for in the checkout of the framework that the script is in; else its main settings are known by name.
@@ -128,10 +130,10 @@ def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Readi
     said.pop("mode" if said.get("mode") in {"pretrain", "sft", "finetune"} else "", None)
     if other := [key for key in said if "." not in key and key not in _OPTIONS]:
         raise ConfigError(f"{path}: line {script.line}: --{min(other)} of run_recipe.py is not read; {_GIVE_LOG}")
-    here = beside.folder.resolve() if beside.folder is not None else None
+    here = nearby.folder.resolve() if nearby.folder is not None else None
     above = [here, *here.parents[:6]] if here is not None else []
     files = (file for folder in above for file in sorted((folder / "src/megatron/bridge/recipes").rglob("*.py")))
-    texts = ((file, read_beside(file)) for file in files if is_readable(file))
+    texts = ((file, read_nearby(file)) for file in files if is_readable(file))
     file, text = next(
         (found for found in texts if re.search(rf"^def {re.escape(name)}\(", found[1], re.MULTILINE)), (None, "")
     )
@@ -139,7 +141,7 @@ def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Readi
         raise ConfigError(f"{path}: line {script.line}: recipe {name} was not found; {_GIVE_LOG}")
     tree: dict[str, Any] = {CLASS: name}
     if file is not None:
-        tree = read_function(str(file), text, name, "ConfigContainer", _BASES, Beside(file.parent))[1]
+        tree = read_function(str(file), text, name, "ConfigContainer", _BASES, NearbyFiles(file.parent))[1]
     for key, value in said.items():
         put(tree, _OPTIONS.get(key, key), value)
     return _bridge(path, (name, tree), sets, stated(script, sets))
@@ -187,14 +189,14 @@ def _kernels(model: str) -> dict[str, Any]:
     return found
 
 
-def read_override(path: str, tree: dict[str, Any], sets: Sets, beside: Beside | None = None) -> Reading | None:
+def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFiles | None = None) -> Reading | None:
     """A YAML file of settings over one of the framework's recipes; None where which recipe is not known.
 
     The recipe is that of the one program that names the file, in its folder or the one above, else that of the file's name.
     """
-    folder = beside.folder if beside is not None else None
+    folder = nearby.folder if nearby is not None else None
     programs = [*folder.glob("*.py"), *folder.parent.glob("*.py")] if folder is not None else []
-    texts = (read_beside(program) for program in sorted(programs) if is_readable(program))
+    texts = (read_nearby(program) for program in sorted(programs) if is_readable(program))
     named = {
         name for text in texts if PurePath(path).name in text for name in re.findall(r"\b\w+_pretrain_config\b", text)
     }
@@ -236,12 +238,12 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets, devices: i
     if not whole:
         why = "what it sets besides the model is not read"
         why = "its model, layout, batch and overlap are known; the rest is that of Megatron-Core" if own else why
-        keys.beside_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
-    keys.beside_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
+        keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
+    keys.assumed_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
     for key, value in unread.items():
         rule = rule_of(spelled(key, table), table)
         if rule is None or rule.status != "irrelevant":
-            keys.beside_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
+            keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
     counted = re.search(r"_(\d+)gpus?_", name)
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
 

@@ -10,13 +10,13 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
-from steptime.launch.beside import Beside
 from steptime.launch.config_values import split_path
 from steptime.launch.devices import devices_in, told
 from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.bridge_recipe import read_override, read_recipe, read_started
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_recipes import of_command_line
@@ -44,7 +44,7 @@ _STAGES = ("training", "fine_tuning", "peft")
 _RELEASE = re.compile(r"nemo[:@](\d\d\.\d\d)|NeMo[ -](?:Framework )?(\d\d\.\d\d)")
 
 
-def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
+def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, nearby: NearbyFiles | None = None) -> Reading:
     """A NeMo or Megatron-Bridge config, or a log that prints it, as a config.
 
     `env` may give the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; settings that no file gives
@@ -56,25 +56,25 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
     """
     file, function = split_path(path)
     if file.endswith(".py"):
-        return read_recipe(path, file, text, function, sets, beside)
+        return read_recipe(path, file, text, function, sets, nearby)
     is_script = path.endswith(".sh") or re.match(r"#!|#SBATCH", text)
     if is_script and "run_recipe.py" in text:
-        script = read_script(text, path, dict(env or {}), beside)
+        script = read_script(text, path, dict(env or {}), nearby)
         if script.program.endswith("run_recipe.py"):
-            return read_started(path, script, sets, beside or Beside())
-    tree, log = _of_script(path, text, env, beside) if is_script else _tree(path, text)
+            return read_started(path, script, sets, nearby or NearbyFiles())
+    tree, log = _of_script(path, text, env, nearby) if is_script else _tree(path, text)
     found = _RELEASE.search(text)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
         tree = tree["training"]
     tree = tree["ConfigContainer"] if isinstance(tree.get("ConfigContainer"), dict) else tree
-    variables = dict(env or {}) | variables_of(beside)
+    variables = dict(env or {}) | variables_of(nearby)
     config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "", variables)
     model, trainer = tree.get("model"), tree.get("trainer")
     bridge = class_of(model).startswith("megatron.bridge") or bool(
         tree.keys() & {"ddp", "mixed_precision", "logger", "train"}
     )
     if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict | None) and trainer is None and bridge):
-        return _bridge(config, beside)
+        return _bridge(config, nearby)
     by_class = isinstance(trainer, dict) and (class_of(trainer) or "strategy" in trainer)
     if by_class and tree.keys() & {"data", "optim"}:
         return read_two(config)
@@ -91,9 +91,9 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
     )
 
 
-def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[dict[str, Any], str]:
+def _of_script(path: str, text: str, env: Env, nearby: NearbyFiles | None) -> tuple[dict[str, Any], str]:
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
-    script = read_script(text, path, dict(env or {}), beside)
+    script = read_script(text, path, dict(env or {}), nearby)
     flags = flags_of([word.text.lstrip("+") for word in script.arguments if not _is_blank_file(word)])
     if script.program == "llm":
         return of_command_line(path, flags), ""
@@ -108,7 +108,7 @@ def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[d
         name = f"{said.pop('config_path', 'conf')}/{own}.yaml"
     blank = _blank(path, script)
     try:
-        text = (beside or Beside()).needed(name, f"{path}: line {script.line} reads")
+        text = (nearby or NearbyFiles()).needed(name, f"{path}: line {script.line} reads")
     except ConfigError as error:
         raise ConfigError([*error.problems, *blank]) from None
     if blank:
@@ -184,12 +184,12 @@ def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
     return tree
 
 
-def _bridge(config: NemoConfig, beside: Beside | None) -> Reading:
+def _bridge(config: NemoConfig, nearby: NearbyFiles | None) -> Reading:
     """A ConfigContainer, or settings over a recipe."""
     path, tree, devices, sets, *_ = config
     model = tree.get("model") or {}
     whole = isinstance(model, dict) and "num_layers" in model
-    if isinstance(model, dict) and not whole and (found := read_override(path, tree, sets, beside)) is not None:
+    if isinstance(model, dict) and not whole and (found := read_override(path, tree, sets, nearby)) is not None:
         return found
     if not whole:
         # a model by --set is not enough: precision, states and overlap are the recipe's, and not in the file either
@@ -200,5 +200,5 @@ def _bridge(config: NemoConfig, beside: Beside | None) -> Reading:
     said = flatten({key: simplify(section) for key, section in tree.items() if key != CLASS and section})
     keys = object_keys(said | methods_of(tree), load_table("megatron_bridge"), path, sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
-        keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
+        keys.assumed_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     return plan_of(keys, config.profile("megatron-bridge"), devices)

@@ -6,10 +6,10 @@ import ast
 from typing import Any
 
 from steptime.base.config import ConfigError
-from steptime.launch.beside import Beside
 from steptime.launch.config_functions import read_function
 from steptime.launch.config_values import CLASS, Computed, dotted, syntax_of
 from steptime.launch.devices import told
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.nemo_programs import FUNCTION, arguments_of, main_parts, on_which, sets_part
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.own_classes import with_own_class
@@ -27,7 +27,7 @@ pre_training.py)."""
 _VOCABULARY = 50257
 
 
-def read_train_call(path: str, file: str, text: str, sets: Sets, beside: Beside | None) -> Reading | None:
+def read_train_call(path: str, file: str, text: str, sets: Sets, nearby: NearbyFiles | None) -> Reading | None:
     """The job of a program that calls llm.train; None where there is no such call.
 
     Raises:
@@ -35,7 +35,7 @@ def read_train_call(path: str, file: str, text: str, sets: Sets, beside: Beside 
     """
     if not (program := as_train_call(file, text)):
         return None
-    _, tree = read_function(file, program, FUNCTION, "run.Partial", "$^", beside)
+    _, tree = read_function(file, program, FUNCTION, "run.Partial", "$^", nearby)
     reading = read_two(NemoConfig(path, with_own_class(path, text, as_recipe(path, tree, sets), sets), None, sets, ""))
     reading.config.setdefault("notes", []).append("arguments of the program that are not given have its defaults")
     return reading

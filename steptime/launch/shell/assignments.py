@@ -6,7 +6,7 @@ import re
 from itertools import zip_longest
 from pathlib import PurePosixPath
 
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander, quoted
 from steptime.launch.shell.lexer import Lexer, Token
@@ -98,31 +98,31 @@ def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
             scope.put(name, part.strip(), node.line)
 
 
-def write_file(expand: Expander, node: Simple, beside: Beside) -> None:
+def write_file(expand: Expander, node: Simple, nearby: NearbyFiles) -> None:
     """`cat > FILE <<EOF`, `sed s/A/B/ TEMPLATE > FILE`: a script, or a config where every value in its text is known."""
-    text = expand.text(quoted(node.body), node.line) if node.body is not None else _filled_in(expand, node, beside)
+    text = expand.text(quoted(node.body), node.line) if node.body is not None else _filled_in(expand, node, nearby)
     if text is None or node.to is None:
         return
     name = expand.text(node.to.text, node.line)
     last = PurePosixPath(expand.scope.shown(name)).name
     if expand.scope.known(text) or last.endswith((".sh", ".sbatch", ".slurm")):
-        beside.written[last] = text
+        nearby.written[last] = text
 
 
-def _filled_in(expand: Expander, node: Simple, beside: Beside) -> str | None:
+def _filled_in(expand: Expander, node: Simple, nearby: NearbyFiles) -> str | None:
     """A template with each word that sed replaces; None where it is not found, or sed does anything else."""
     words = [expand.text(word.text, node.line) for word in node.words[1:] if word.text not in {"-e", "-E", "-r"}]
     replaced = [found for word in words if (found := re.fullmatch(r"s([/#|,])(\w+)\1(.*)\1g?", word, re.DOTALL))]
     files = [word for word in words if not re.match(r"s([/#|,]).*\1", word)]
-    if len(files) != 1 or len(replaced) != len(words) - 1 or (text := beside.text(files[0])) is None:
+    if len(files) != 1 or len(replaced) != len(words) - 1 or (text := nearby.text(files[0])) is None:
         return None
-    text = clean(text) if text not in beside.written.values() else text
+    text = clean(text) if text not in nearby.written.values() else text
     for found in replaced:
         text = text.replace(found[2], re.sub(r"\\(.)", r"\1", found[3]))
     return text
 
 
-def given_script(expand: Expander, node: Simple, beside: Beside, words: list[Value]) -> list[Value]:
+def given_script(expand: Expander, node: Simple, nearby: NearbyFiles, words: list[Value]) -> list[Value]:
     """The arguments of a command that gets its script from a here-document, the name of a file with its text among them.
 
     Of sbatch (`sbatch -N 2 <<EOF`) the last, of a shell (`bash -s 8 <<EOF`) the first; a shell with a script reads other input
@@ -135,7 +135,7 @@ def given_script(expand: Expander, node: Simple, beside: Beside, words: list[Val
     if first != "sbatch" and not all(word.text.startswith("-") for word in words[:told]):
         return words
     script = Value(f"here-document-{node.line}.sh", node.line)
-    beside.written[script.text] = expand.text(quoted(node.body), node.line)
+    nearby.written[script.text] = expand.text(quoted(node.body), node.line)
     return [*words, script] if first == "sbatch" else [script, *words[told + 1 :]]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, text_to_read
 from steptime.launch.shell.commands import Command, ExitError, LeaveError
 from steptime.launch.shell.conditions import Outcome, answer_of
@@ -33,9 +33,9 @@ def _script_of(words: list[Value]) -> list[Value]:
 class DryRun(ControlFlow):
     """The commands of a script, in order, and the variables they leave."""
 
-    def __init__(self, name: str, scope: Scope, beside: Beside) -> None:
+    def __init__(self, name: str, scope: Scope, nearby: NearbyFiles) -> None:
         super().__init__(name, scope)
-        self.beside = beside
+        self.nearby = nearby
         self.told = list[str]()  # what is assumed about which of the commands runs
         self.scope.prints, self.scope.outputs = partial(printed, self), partial(output, self)
         self.depth, self.pipes = 0, 0
@@ -82,7 +82,7 @@ class DryRun(ControlFlow):
 
     def command(self, fields: list[Value], node: Simple) -> Outcome:
         """A command with its words filled in."""
-        first, rest = fields[0].text, given_script(self.expand, node, self.beside, fields[1:])
+        first, rest = fields[0].text, given_script(self.expand, node, self.nearby, fields[1:])
         if (outcome := own_command(self, first, rest, node)) is not None:
             return outcome
         if first in {"source", "."} and rest:
@@ -91,7 +91,7 @@ class DryRun(ControlFlow):
         elif script := _script_of([fields[0], *rest]):
             if not self.included(script[0].text, script[1:]):
                 self.commands.append(Command(fields, node.line, self.doubt))
-        elif first == "sbatch" and (job := submitted(self.scope, self.beside, self.name, rest)):
+        elif first == "sbatch" and (job := submitted(self.scope, self.nearby, self.name, rest)):
             self.included(job, [])
         elif first == "exit" and (not rest or rest[0].text == "0" or self.within):
             raise ExitError(rest[0].text if rest else "0")
@@ -138,11 +138,11 @@ class DryRun(ControlFlow):
 
     def included(self, path: str, words: list[Value], launcher: list[Value] | None = None) -> bool:
         """Interpret another script, with its own arguments if given, `launcher` before each command; False: not found."""
-        text, start = self.beside.text(path) if self.depth < _DEEPEST else None, len(self.commands)
+        text, start = self.nearby.text(path) if self.depth < _DEEPEST else None, len(self.commands)
         if text is None:
             return False
         with self.deeper(words or self.scope.positional), suppress(LeaveError):
-            own = text in self.beside.written.values()  # which may have marks of missing values
+            own = text in self.nearby.written.values()  # which may have marks of missing values
             self.block(parse_shell(text if own else clean(text), self.scope.shown(path)))
         self.started_by(launcher or [], start)
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import assign, let, read_names, write_file
 from steptime.launch.shell.commands import LeaveError, Left
 from steptime.launch.shell.conditions import Outcome
@@ -25,7 +25,7 @@ class _Walk(Protocol):
     """What is needed of the dry run of a script."""
 
     scope: Scope
-    beside: Beside
+    nearby: NearbyFiles
     blame: Unknown
     told: list[str]
     locals: list[dict[str, Kept]]
@@ -59,7 +59,7 @@ def own_command(walk: _Walk, first: str, rest: list[Value], node: Simple) -> Out
     elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
         read_names(walk.expand, node, [word.text for word in rest])
     elif first in {"cat", "sed"} and node.to is not None:
-        write_file(walk.expand, node, walk.beside)
+        write_file(walk.expand, node, walk.nearby)
     elif first == "let":
         for value in rest:
             let(scope, value.text)

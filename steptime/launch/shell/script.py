@@ -13,8 +13,8 @@ import re
 from typing import NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.launch.beside import Beside, read_beside
 from steptime.launch.devices import OF_EXAMPLE, SET_DEVICES, taken
+from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
@@ -81,28 +81,30 @@ _HOLDS_FLAGS = re.compile(r"^(?!.*(?:DISTRIB|TORCH|LAUNCH|NSYS|PROFIL)).*(?:ARGS
 """Names of variables that hold flags of a program, and not of what starts it."""
 
 
-def read_script(text: str, name: str, env: dict[str, str] | None = None, beside: Beside | None = None) -> Script:
+def read_script(text: str, name: str, env: dict[str, str] | None = None, nearby: NearbyFiles | None = None) -> Script:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
-    `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments. A
+    `nearby`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments. A
     script that is given no arguments is read as run without arguments if, while they are unknown, it launches nothing or a test
     of them decides about flags; not where it stops without them (${1:?...}). Else those of an example in its comments are taken.
 
     Raises:
         ConfigError: the text is no shell script that can be read (an unclosed quote), or has no one launch command.
     """
-    found = _read(text, name, env, beside, None)
+    found = _read(text, name, env, nearby, None)
     if "1" not in (env or {}):
-        found = _without_words(found, text, name, env, beside)
+        found = _without_words(found, text, name, env, nearby)
     if found.problems:
         raise ConfigError(found.problems)
     return found
 
 
-def _without_words(found: Script, text: str, name: str, env: dict[str, str] | None, beside: Beside | None) -> Script:
+def _without_words(
+    found: Script, text: str, name: str, env: dict[str, str] | None, nearby: NearbyFiles | None
+) -> Script:
     """The reading of a script that the user gives no arguments: run without any, else with those of a comment's example."""
     unclear = bool(found.problems) or not found.program
-    again = _read(text, name, env, beside, []) if unclear or _hangs_on_words(found) else found
+    again = _read(text, name, env, nearby, []) if unclear or _hangs_on_words(found) else found
     whole = unclear or not (
         _lacks_words(again) or _missing(again) < _missing(found)
     )  # a loop over no words leaves all empty
@@ -110,7 +112,7 @@ def _without_words(found: Script, text: str, name: str, env: dict[str, str] | No
     example = next(iter(examples_of(text, name)), None) if _lacks_words(found) else None
     if example is None:
         return found
-    given = _read(text, name, env, beside, [Value(clean(word), 0) for word in example.words])
+    given = _read(text, name, env, nearby, [Value(clean(word), 0) for word in example.words])
     if given.problems or not given.program or _lacks_words(given):
         return found
     shown = " ".join(example.words)
@@ -135,7 +137,7 @@ def _lacks_words(found: Script) -> bool:
 
 
 def _read(
-    text: str, name: str, env: dict[str, str] | None, beside: Beside | None, positional: list[Value] | None
+    text: str, name: str, env: dict[str, str] | None, nearby: NearbyFiles | None, positional: list[Value] | None
 ) -> Script:
     text = _PLACEHOLDER.sub(lambda found: f"[{'_'.join(found[1].split())}]", clean(text))
     headers = headers_of(text)
@@ -144,7 +146,7 @@ def _read(
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
-    walk = DryRun(posixpath.basename(name), scope, beside or Beside())
+    walk = DryRun(posixpath.basename(name), scope, nearby or NearbyFiles())
     walk.script(parse_shell(text, name))
     launch, problems = the_launch(walk, name, (env or {}).get(LINE, ""))
     if launch is not None and UNKNOWN.fullmatch((program := launch.command.words[launch.at]).text):
@@ -207,17 +209,17 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     )
 
 
-def variables_of(beside: Beside | None) -> dict[str, str]:
+def variables_of(nearby: NearbyFiles | None) -> dict[str, str]:
     """Variables of the shell files added to a config (MLPerf's config_*.sh), one after the other.
 
     Raises:
         ConfigError: one of them sources another config that was not found.
     """
     scope = Scope({})
-    for path in beside.added if beside is not None else []:
+    for path in nearby.added if nearby is not None else []:
         if path.suffix in {".sh", ".bash", ".env", ""}:
-            walk = DryRun(path.name, scope, beside or Beside())
-            walk.script(parse_shell(clean(read_beside(path)), path.name))
+            walk = DryRun(path.name, scope, nearby or NearbyFiles())
+            walk.script(parse_shell(clean(read_nearby(path)), path.name))
             scope = walk.scope
             if missing := next((line for line in scope.sourced if re.search(r"config\w*\.sh", line)), ""):
                 raise ConfigError(f"{path}: {missing} was not found; put it in the same folder, or add --with FILE")

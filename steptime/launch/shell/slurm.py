@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.scope import LINES_OF_NODE, NODES_OF_JOB, Scope, Unknown, Value
 
 _SBATCH = {
@@ -89,10 +89,10 @@ def length_of(scope: Scope, name: str, values: list[Value], line: int) -> str:
     return scope.mark(f"${{#{name}[@]}}", several.cause)
 
 
-def submitted(scope: Scope, beside: Beside, own: str, words: list[Value]) -> str:
+def submitted(scope: Scope, nearby: NearbyFiles, own: str, words: list[Value]) -> str:
     """The other script that sbatch is given, with the variables that Slurm sets in its job; "" where it is not found."""
     name = next((word.text for word in words if word.text.endswith((".sh", ".slurm", ".sbatch"))), "")
-    text = beside.text(name) if name else None
+    text = nearby.text(name) if name else None
     if text is None or name.endswith(own):
         return ""
     options = "#SBATCH " + " ".join(word.text for word in words)

@@ -7,8 +7,8 @@ Source: pytorch/torchtitan@b5bcd76c torchtitan/config/configs.py (TrainingConfig
 from __future__ import annotations
 
 from steptime.base.words import REFUSED
-from steptime.launch.beside import Beside
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.torchtitan.graph_trainer import is_traced
 
 KEY = "training.disable_cuda_graphs"
@@ -17,10 +17,10 @@ _WAIT_FOR_NOTHING = {"minimal_async_ep", "hybridep"}
 """Back ends of expert parallelism that a graph can hold: their host waits for no counts (HybridEP with a capacity factor)."""
 
 
-def in_release(text: str, beside: Beside | None) -> bool:
+def in_release(text: str, nearby: NearbyFiles | None) -> bool:
     """Whether the trainer of a config function has CUDA graphs: its module names the switch, or the checkout's own configs do."""
     word = KEY.rpartition(".")[2]
-    return word in text or word in ((beside or Beside()).text(_CONFIGS) or "")
+    return word in text or word in ((nearby or NearbyFiles()).text(_CONFIGS) or "")
 
 
 def captures(keys: JobKeys, pp: int, *, fsdp: bool = True) -> bool:

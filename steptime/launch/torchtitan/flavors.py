@@ -10,10 +10,10 @@ from steptime.base.config import ConfigError, build, near, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
-from steptime.launch.beside import Beside
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.nested_flavors import nested_sizes
@@ -86,18 +86,18 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         known = near(flavor, flavors)
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
-    return listed | (_sizes_beside(keys, family, flavor, listed) if family != "llama3" else {})
+    return listed | (_registry_sizes(keys, family, flavor, listed) if family != "llama3" else {})
 
 
 _SIZES = {"vocab_size": "vocab_sz", "dim": "hidden_sz", "n_layers": "n_layers", "n_heads": "n_q_heads"}
 
 
-def _sizes_beside(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]) -> dict[str, Any]:
+def _registry_sizes(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]) -> dict[str, Any]:
     """Sizes of a flavor that the registry beside the config has and today's torchtitan does not."""
-    beside, named = keys.beside or Beside(), rf"[\"']{re.escape(flavor)}[\"']: \w*ModelArgs\(\n(.*?)\n    \)"
+    nearby, named = keys.nearby or NearbyFiles(), rf"[\"']{re.escape(flavor)}[\"']: \w*ModelArgs\(\n(.*?)\n    \)"
     model = build(Model, read_model(listed))
     for folder in (f"torchtitan/models/{family}", f"torchtitan/experiments/{family}"):
-        if found := re.search(named, beside.text(f"{folder}/__init__.py") or "", re.DOTALL):
+        if found := re.search(named, nearby.text(f"{folder}/__init__.py") or "", re.DOTALL):
             said = dict(re.findall(r"^ {8}(\w+)=(\d{1,12}),", found[1], re.MULTILINE))
             own = {field: int(said[key]) for key, field in _SIZES.items() if key in said}
             if changed := {field: size for field, size in own.items() if getattr(model, field) != size}:
@@ -142,13 +142,13 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
     usual = own_vocabulary(keys) if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
-    beside = keys.beside or Beside()
+    nearby = keys.nearby or NearbyFiles()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
-        code = without_comments(beside.text(f"{folder}/__init__.py") or "")
-        of_tests = flavor == "debugmodel" and _UNSET.search(beside.text(f"{folder}/model.py") or "")
-        known = _of_test_tokenizer(keys, beside) if of_tests else usual
+        code = without_comments(nearby.text(f"{folder}/__init__.py") or "")
+        of_tests = flavor == "debugmodel" and _UNSET.search(nearby.text(f"{folder}/model.py") or "")
+        known = _of_test_tokenizer(keys, nearby) if of_tests else usual
         if nested := nested_sizes(code, flavor):
-            default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model.py") or "")
+            default = re.search(r"vocab_size: int = (\d+)", nearby.text(f"{folder}/model.py") or "")
             first = {"vocab_size": default[1]} if default else known
             if own := _own(keys, flavor, listed, first | {key: str(value) for key, value in nested.items()}, folder):
                 return own
@@ -156,23 +156,23 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
         found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
         if found is None or re.search(r"\w+=", re.sub(_ARGUMENTS, "", found[1])):
             continue
-        arguments = beside.text(f"{folder}/model/args.py") or ""
+        arguments = nearby.text(f"{folder}/model/args.py") or ""
         default = re.search(r"vocab_size: int = (\d+)", arguments)
         said = dict(re.findall(r"(\w+)=([\d.]+(?: */ *\d+)?)", found[1]))
         said = ({"vocab_size": default[1]} if default else known) | said
         if "ffn_dim:" in arguments:
-            said |= own_width(keys, said, arguments, beside.text(f"{folder}/model/model.py") or "")
+            said |= own_width(keys, said, arguments, nearby.text(f"{folder}/model/model.py") or "")
         if own := _own(keys, flavor, listed, said, folder):
             return own
     return None
 
 
-def _of_test_tokenizer(keys: JobKeys, beside: Beside) -> dict[str, str]:
+def _of_test_tokenizer(keys: JobKeys, nearby: NearbyFiles) -> dict[str, str]:
     """The vocabulary of the debugmodel's tokenizer, whose file has one token a line; empty where it is not there.
 
     Source: torchtitan/datasets/tokenizer/tiktoken.py of v0.1.0 (num_reserved_special_tokens = 256).
     """
-    tokens = len((beside.text(str(keys.values.get("model.tokenizer_path", ""))) or "").splitlines())
+    tokens = len((nearby.text(str(keys.values.get("model.tokenizer_path", ""))) or "").splitlines())
     return {"vocab_size": str(tokens + 256)} if tokens else {}
 
 

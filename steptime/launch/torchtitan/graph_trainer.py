@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.base.config import ConfigError, show
-from steptime.launch.beside import Beside
 from steptime.launch.config_functions import CALLED, Tree, read_function
 from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.nearby_files import NearbyFiles
 
 CONVERSION = "to_graph_trainer_config"
 """The function that makes GraphTrainer's config of a trainer's."""
@@ -29,23 +29,25 @@ _POLICIES: dict[str, dict[str, Any]] = {
 """compile.memory_policy -> what is recomputed; the default saves the output of every matrix multiply."""
 
 
-class _Registries(Beside):
+class _Registries(NearbyFiles):
     """The modules of config functions alone: what other modules do with a config is not followed."""
 
-    def __init__(self, beside: Beside) -> None:
-        self.inner = beside
+    def __init__(self, nearby: NearbyFiles) -> None:
+        self.inner = nearby
 
     def text(self, name: str) -> str | None:
         return self.inner.text(name) if name.endswith("config_registry.py") else None
 
 
-def read_converted(path: str, text: str, name: str, beside: Beside | None) -> tuple[str, Tree]:
+def read_converted(path: str, text: str, name: str, nearby: NearbyFiles | None) -> tuple[str, Tree]:
     """The config of a function of GraphTrainer's registry: a trainer's config, converted, with what the function sets after that.
 
     Raises:
         ConfigError: as `read_function`; or the trainer's config is in a file that was not found.
     """
-    name, tree = read_function(path, text, name, "Trainer.Config", f"^{CONVERSION}$", _Registries(beside or Beside()))
+    name, tree = read_function(
+        path, text, name, "Trainer.Config", f"^{CONVERSION}$", _Registries(nearby or NearbyFiles())
+    )
     base = next(iter(tree["_args_"])) if tree[CLASS] == CONVERSION else tree
     for config in (base, tree):
         if isinstance(config, dict) and CALLED in config:

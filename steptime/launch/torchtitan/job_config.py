@@ -12,13 +12,13 @@ from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.beside import Beside
 from steptime.launch.config_functions import Tree, read_function
 from steptime.launch.config_values import CLASS, Computed, split_path
 from steptime.launch.devices import devices_in, of_comment, of_name, still_true, taken, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.batch import by_tokens, is_in_tokens
 from steptime.launch.torchtitan.captures import KEY as CAPTURES
@@ -37,7 +37,9 @@ LOSS = "loss.class"
 _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint", "optimizer", "metrics", "checkpoint"}
 
 
-def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
+def read_torchtitan(
+    path: str, text: str, env: Env = None, sets: Sets = None, nearby: NearbyFiles | None = None
+) -> Reading:
     """A JOB.toml, a script that names one, a log that prints the config, or a config function (FILE.py:FUNCTION).
 
     `env` may give the number of devices (WORLD_SIZE, or NGPU and NNODES). `sets`: dotted keys that the user sets; settings that
@@ -49,7 +51,7 @@ def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, be
     """
     table = load_table("torchtitan")
     file = split_path(path)[0]
-    tree, flags, devices, model = _read(path, text, dict(env or {}), beside)
+    tree, flags, devices, model = _read(path, text, dict(env or {}), nearby)
     later = file.endswith(".py") or CLASS in tree or "model_spec" in tree
     said = flatten(as_toml(tree) if later else tree) | flags
     if str(said.get("checkpoint.create_seed_checkpoint")).lower() == "true":
@@ -57,17 +59,17 @@ def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, be
     devices, notes = (devices, []) if (devices := devices or devices_in("", env)) else _written(said, text, file)
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
-    if file.endswith(".py") and in_release(text, beside):
+    if file.endswith(".py") and in_release(text, nearby):
         defaults[CAPTURES] = False
     table = table._replace(framework=defaults.pop("framework", table.framework))
     if is_in_tokens(said):
         table = by_tokens(table)
         defaults.pop(LOSS, None)
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
-    keys.beside = beside
+    keys.nearby = nearby
     keys.notes += still_true(notes, sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
-        keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
+        keys.assumed_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", "\n".join(plain_lines(text)))
     named = version[1] if version and version[1] != "0.0.0" else ""
     release = "" if later else _release(keys, named)
@@ -78,7 +80,7 @@ def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, be
 
 
 def _read(
-    path: str, text: str, env: dict[str, str], beside: Beside | None
+    path: str, text: str, env: dict[str, str], nearby: NearbyFiles | None
 ) -> tuple[Tree, dict[str, Any], int | None, Any]:
     """The config of a file, the keys that a script sets over it, and devices and model of a log or a script.
 
@@ -86,12 +88,12 @@ def _read(
         ConfigError: as `read_torchtitan`.
     """
     file, function = split_path(path)
-    if named := named_by(path, text, env, beside):
-        own = _function(named.file, named.text, named.function, beside) if named.function else None
+    if named := named_by(path, text, env, nearby):
+        own = _function(named.file, named.text, named.function, nearby) if named.function else None
         tree = _toml(named.file, named.text) if own is None else own
         return tree, named.over, named.devices, None
     if file.endswith(".py"):
-        return _function(file, text, function, beside), {}, None, None
+        return _function(file, text, function, nearby), {}, None, None
     if _is_log(text):
         text = "\n".join(plain_lines(text))
         return _printed(path, text), {}, _devices(text), from_log(path, text)
@@ -142,18 +144,18 @@ _OTHER = {
 """Classes whose configs are of no training step that is modeled (torchtitan/experiments/rl/controller.py, models/flux)."""
 
 
-def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
+def _function(path: str, text: str, name: str, nearby: NearbyFiles | None) -> Tree:
     """The config of a function."""
     returned = re.search(rf"^def {re.escape(name)}\([^)]*\) -> (\w+)\.Config:", text, re.MULTILINE)
     if returned and returned[1] in _OTHER:
         raise ConfigError(f"{path}:{name}: {_OTHER[returned[1]]}; not modeled")
     if re.search(rf"\b{CONVERSION}\b", text):
-        name, tree = read_converted(path, text, name, beside)
+        name, tree = read_converted(path, text, name, nearby)
     else:
         name, tree = read_function(path, text, name, "Trainer.Config")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
-        here = [beside.folder.resolve()] if beside is not None and beside.folder is not None else []
+        here = [nearby.folder.resolve()] if nearby is not None and nearby.folder is not None else []
         folders = [PurePath(path).parent, *here]
         own = next((folder.name for folder in folders if folder.name in words or folder.parent.name == "models"), "")
         named = next((word for word in words if name.startswith(f"{word}_")), "")

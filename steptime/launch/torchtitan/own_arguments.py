@@ -8,9 +8,9 @@ from typing import Any
 
 from steptime.base.config import build
 from steptime.job.edit import read_model
-from steptime.launch.beside import Beside
 from steptime.launch.config_values import syntax_of
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.torchtitan.nested_flavors import nested_sizes
 from steptime.model.model import Model
 
@@ -85,7 +85,7 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
     Source: pytorch/torchtitan torchtitan/models/qwen3/__init__.py (qwen3_configs), whose attention normalizes queries and keys.
     """
     file = "torchtitan/models/qwen3/__init__.py"
-    said = nested_sizes((keys.beside or Beside()).text(file) or "", flavor, ties=True) or {}
+    said = nested_sizes((keys.nearby or NearbyFiles()).text(file) or "", flavor, ties=True) or {}
     found: dict[str, Any] = {_QWEN3[key]: value for key, value in said.items() if key in _QWEN3}
     if not {*_QWEN3.values()} - {"tie_embeddings"} <= found.keys():
         return None

@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.launch.beside import Beside
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import read_script
 
@@ -46,7 +46,7 @@ def is_steps_alone(text: str) -> bool:
     )
 
 
-def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -> Named | None:
+def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles | None) -> Named | None:
     """The config that a script names, or the command at the head of a log; None where the text is no script of torchtitan.
 
     Raises:
@@ -56,26 +56,26 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
         text = shown[0]
     if not re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun|(?:(?:ba)?sh |\./)\S*run_train\.sh", text):
         return None
-    beside = beside or Beside()
+    nearby = nearby or NearbyFiles()
     words = [env[str(i)] for i in range(1, 100) if str(i) in env]
     text = re.sub(r'"?\$@"?', lambda _: " ".join(words), text)
     named, function = _TOML.search(text), _FUNCTION.search(text) or _STARTED.search(text)
-    inside = beside.needed(named[1], f"{path}: reads") if named is not None else ""
+    inside = nearby.needed(named[1], f"{path}: reads") if named is not None else ""
     if named is None and function is None and _RUNS.search(text) and "[titan]" not in text:
         fix = f"give script and arguments in one string: '{path.rpartition('/')[2]} --job.config_file JOB.toml'"
         raise ConfigError(f"{path}: names no config; {fix}")
     if named is None and function is None:
         return None
-    if _STARTED.search(text) and beside.text("run_train.sh") is None:
-        beside.written["run_train.sh"] = _RUN_TRAIN
-    script = read_script(text, path, env, beside)
+    if _STARTED.search(text) and nearby.text("run_train.sh") is None:
+        nearby.written["run_train.sh"] = _RUN_TRAIN
+    script = read_script(text, path, env, nearby)
     said = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
     over = dict(_switched(key, value) for key, value in said.items() if "." in key)
     if named is not None:
         return Named(named[1], inside, "", over, script.devices)
     if (file := said.get("job.config_file")) is not None:  # that run_train.sh takes by default
-        return Named(file, beside.needed(file, f"{path}: reads"), "", over, script.devices)
-    return _of_module(path, beside, said, over, script.devices)
+        return Named(file, nearby.needed(file, f"{path}: reads"), "", over, script.devices)
+    return _of_module(path, nearby, said, over, script.devices)
 
 
 def _switched(key: str, value: Any) -> tuple[str, Any]:
@@ -89,7 +89,9 @@ def _switched(key: str, value: Any) -> tuple[str, Any]:
     return (f"{section}.{name.removeprefix('no_')}", False) if off else (key, value)
 
 
-def _of_module(path: str, beside: Beside, said: dict[str, Any], over: dict[str, Any], devices: int | None) -> Named:
+def _of_module(
+    path: str, nearby: NearbyFiles, said: dict[str, Any], over: dict[str, Any], devices: int | None
+) -> Named:
     """The config function of a module, by the flags that name both.
 
     Raises:
@@ -98,8 +100,8 @@ def _of_module(path: str, beside: Beside, said: dict[str, Any], over: dict[str, 
     module, name = (str(said.get(key, "")) for key in ("module", "config"))
     files = [file.format(module.replace(".", "/")) for file in _REGISTRIES]
     for file in files:
-        if (there := beside.path(file)) is not None:
-            return Named(str(there), beside.text(file) or "", name, over, devices)
+        if (there := nearby.path(file)) is not None:
+            return Named(str(there), nearby.text(file) or "", name, over, devices)
     what = f"launches config function {name} of {module}; give that module's config_registry.py"
     file = files["." in module]
     raise ConfigError(f"{path}: {what}: add --with {file}, or read the function alone: --from torchtitan {file}:{name}")

@@ -16,7 +16,7 @@ MOST_BYTES = 2_000_000
 """Size limit of any file that a launch file reads."""
 
 
-class Beside:
+class NearbyFiles:
     """The files that a launch file may read: added ones by their name, others only within its own folder.
 
     `folder`: that of the launch file; None: no files are searched for in it. `added`: paths.
@@ -81,9 +81,9 @@ class Beside:
     def script_of(self, path: str) -> str:
         """The name of the one script in the folder that names a file of it; "" where there is none, or several."""
         name = re.compile(rf"(?<![\w.-]){re.escape(PurePosixPath(path).name)}(?![\w-])")
-        beside = sorted(self.folder.glob("*")) if self.folder is not None else []
-        scripts = [found for found in beside if found.suffix in {".sh", ".slurm", ".sbatch"} and is_readable(found)]
-        naming = [found.name for found in scripts if name.search(read_beside(found))]
+        inside = sorted(self.folder.glob("*")) if self.folder is not None else []
+        scripts = [found for found in inside if found.suffix in {".sh", ".slurm", ".sbatch"} and is_readable(found)]
+        naming = [found.name for found in scripts if name.search(read_nearby(found))]
         return naming[0] if len(naming) == 1 else ""
 
     def config_of_nodes(self, name: str) -> Path | None:
@@ -96,7 +96,7 @@ class Beside:
         """
         folder = self.folder or Path()
         configs = sorted((*folder.glob("conf/*.yaml"), *folder.glob("src/conf/*.yaml"))) if self.folder else []
-        texts = {path: read_beside(path) for path in configs if is_readable(path)}
+        texts = {path: read_nearby(path) for path in configs if is_readable(path)}
         reads = [path for path, text in texts.items() if f"oc.env:{name}" in text]
         part = re.compile(rf"^\s*- {re.escape(reads[0].stem)}\b", re.MULTILINE) if reads else None
         around = [text for text in texts.values() if part and part.search(text)]
@@ -118,7 +118,7 @@ class Beside:
             return written
         path = self.path(name)
         try:
-            return read_beside(path) if path is not None else None
+            return read_nearby(path) if path is not None else None
         except OSError:
             return None
 
@@ -131,7 +131,7 @@ def is_readable(path: Path) -> bool:
         return False
 
 
-def read_beside(path: Path) -> str:
+def read_nearby(path: Path) -> str:
     """The text of such a file; what is not UTF-8 is replaced.
 
     Raises:
