@@ -85,7 +85,7 @@ def main() -> None:
 
 def own_tests(split: str, kind: str = "dense") -> list[Judgement]:
     """Jobs of Megatron-LM's own tests that count, of one kind of model."""
-    held = [j for j in judge_shipped() if j.skipped is None and j.held is not None and not j.held.apart]
+    held = [j for j in judge_shipped() if j.skipped is None and j.allocator is not None and not j.allocator.excluded]
     return [j for j in held if kind_of(j) == kind and j.row.text("split") == split]
 
 

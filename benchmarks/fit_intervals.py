@@ -302,7 +302,7 @@ def main(date: str) -> None:
     """Judge, fit, write."""
     every = [judge(row) for row in shipped() if row.text("split") == "fit"]
     judged = headline(every)
-    held = [j for j in every if j.skipped is None and j.held is not None and not j.held.apart]
+    held = [j for j in every if j.skipped is None and j.allocator is not None and not j.allocator.excluded]
     head = {
         "command": f"python benchmarks/fit_intervals.py {date}",
         "date": date,

@@ -27,7 +27,7 @@ def figures(errors: Iterable[float], *shares: float) -> list[str]:
 
 def line(name: str, jobs: Sequence[Judgement]) -> str:
     """One row of the table."""
-    between = [held.persisting[1] / held.persisting[0] - 1.0 for j in jobs if (held := j.held) and held.persisting]
+    between = [held.persisting[1] / held.persisting[0] - 1.0 for j in jobs if (held := j.allocator) and held.persisting]
     peak = [j.memory_error for j in jobs if j.memory_error is not None]
     cells = [name, str(len(jobs)), *figures(between, 0.5, 1.0), *figures(peak, 0.5, 0.9, 1.0)]
     return f"| {' | '.join(cells)} |"

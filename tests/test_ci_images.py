@@ -24,9 +24,9 @@ def test_workspaces_of_userbuffers():
     assert {found[row] for row in older} == {3}
     assert {n for row, n in found.items() if row not in older} == {4}
     for judged in judge_all(rows):
-        assert judged.held is not None
-        assert judged.held.persisting is not None
-        measured, predicted = judged.held.persisting
+        assert judged.allocator is not None
+        assert judged.allocator.persisting is not None
+        measured, predicted = judged.allocator.persisting
         assert predicted == pytest.approx(measured, rel=0.005)
 
 
@@ -35,9 +35,9 @@ def test_dtypes_of_megatron_fsdp():
     judged = judge_all(named("gpt3_mcore_te_tp2_zp_z3_resume_fsdp_dtensor", "@93ebf8d72f"))
     assert len(judged) == 3
     for j in judged:
-        assert j.held is not None
-        assert j.held.persisting is not None
-        assert j.held.persisting[1] == pytest.approx(j.held.persisting[0], rel=0.004)
+        assert j.allocator is not None
+        assert j.allocator.persisting is not None
+        assert j.allocator.persisting[1] == pytest.approx(j.allocator.persisting[0], rel=0.004)
         assert abs(j.memory_error or 1.0) < 0.003
 
 

@@ -328,8 +328,8 @@ def test_bytes_of_each_framework():
     held, 42 touched, 2 up; a micro-batch's 2 go down and come up, and of two 4 / 2 of fp32; with parameters 20 held and the 2
     gathered.
     """
-    assert bytes_on_host(on_host()) == OnHost(16, 28, down=4, up=4, cast=6, beside=4)
-    assert bytes_on_host(on_host(keep_masters=True)).beside == 0
+    assert bytes_on_host(on_host()) == OnHost(16, 28, down=4, up=4, cast=6, read_on_device=4)
+    assert bytes_on_host(on_host(keep_masters=True)).read_on_device == 0
     assert bytes_on_host(sharded()) == OnHost(16, 28 + 12, gathered=4, reduced=4, added=12)
     assert bytes_on_host(offloaded(2)) == OnHost(18, 42, up=2, reduced=4 + 4 / 2)
     assert bytes_on_host(offloaded(2, params=True)) == OnHost(20, 42, gathered=2, reduced=4 + 4 / 2)

@@ -230,14 +230,14 @@ def test_a_copied_record_stands_apart():
     """
     peaks = {peak for one in records()["copies"] for peak in one["peaks"]}
     rows = [row for row in shipped() if is_ci(row) and row.number("peak_allocated_bytes") in peaks]
-    judged = [j for j in judge_all(rows) if j.held is not None]
+    judged = [j for j in judge_all(rows) if j.allocator is not None]
     reasons = [WHY[name] for name in ("copied", "of_h100", "other_gpu", "before")]
-    tests = {why: {j.row.id.partition("/")[0] for j in judged if j.held.apart == why} for why in reasons}
+    tests = {why: {j.row.id.partition("/")[0] for j in judged if j.allocator.excluded == why} for why in reasons}
     # that of one optimizer under its old name too; three release tests' beside the exchange's
     assert [len(found) for found in tests.values()] == [5 + 2 + 1, 2, 1, 1 + 3]
-    its_own = {j.row.id.partition("/")[0] for j in judged if not j.held.apart}
+    its_own = {j.row.id.partition("/")[0] for j in judged if not j.allocator.excluded}
     assert any(name.endswith("parallel_dist_optimizer") for name in its_own)
-    assert {j.row.text("gpu")[:4] for j in judged if j.held.apart in set(tests) - {WHY["before"]}} == {"A100"}
+    assert {j.row.text("gpu")[:4] for j in judged if j.allocator.excluded in set(tests) - {WHY["before"]}} == {"A100"}
 
 
 SPRING_2021 = {
@@ -251,8 +251,8 @@ SPRING_2021 = {
 def test_devices_of_release_tests_follow_from_their_states():
     """Their recipes are private: of the powers of two, one fits what stays between steps within 2.5 %, none other within 14 %."""
     judged = judge_all([row for row in shipped() if is_ci(row) and row.id.partition("/")[0] in DEVICES])
-    assert {j.held.apart for j in judged} == {INFERRED, WHY["before"]}
-    rows = {j.row.id.partition("/")[0]: j.row for j in judged if j.held.apart == INFERRED}
+    assert {j.allocator.excluded for j in judged} == {INFERRED, WHY["before"]}
+    rows = {j.row.id.partition("/")[0]: j.row for j in judged if j.allocator.excluded == INFERRED}
     assert rows.keys() == DEVICES.keys()
     for test, row in rows.items():
         near = {}
@@ -270,9 +270,9 @@ def test_devices_of_release_tests_follow_from_their_states():
 def test_a_single_step_on_one_device():
     """Two jobs of one step: 18 bytes a parameter stay, so that nothing is shared; states and first peak within 0.01 %."""
     judged = judge_all([row for row in shipped() if row.id.startswith(f"{SINGLE}/")])
-    assert [j.held.apart for j in judged] == [SINGLE_STEP] * 2
+    assert [j.allocator.excluded for j in judged] == [SINGLE_STEP] * 2
     for j in judged:
-        for measured, predicted in (j.held.persisting, j.held.first_peak):
+        for measured, predicted in (j.allocator.persisting, j.allocator.first_peak):
             assert predicted == pytest.approx(measured, rel=1e-4)
 
 

@@ -84,8 +84,8 @@ def test_a_second_thread_does_not_add_to_what_the_first_holds(monkeypatch):
     by_stage = one.by_stage
 
     def interrupted(of):
-        assert len(other.held) == 4
+        assert len(other.stage_params) == 4
         return by_stage(of)
 
     monkeypatch.setattr(one, "by_stage", interrupted)
-    assert len(one.held) == 4
+    assert len(one.stage_params) == 4

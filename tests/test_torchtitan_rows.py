@@ -97,7 +97,7 @@ def test_heads_of_qwen3_by_pull_request(pull, tp, said):
 def test_per_op_checkpointing_keeps_all_to_alls_since_pull_request_1672(experts, pull, notes, again):
     source = f"pytorch/torchtitan@1 commit message (PR #{pull})"
     row = own(framework="torchtitan", source=source, overlap_notes=notes, n_experts=experts)
-    assert row_torchtitan.sends_again(row) == again
+    assert row_torchtitan.recomputes_all_to_all(row) == again
     kept = {"recompute": {"granularity": "selective", "modules": ["per_op_resend"]}}
     found = row_native.recomputed_per_op("selective (per-op sac)", graph=False, resend=again)
     assert found == (kept if again else {"activation_checkpointing_type": "per-op"})
@@ -119,7 +119,7 @@ def test_per_op_checkpointing_keeps_all_to_alls_since_pull_request_1672(experts,
 )
 def test_per_op_checkpointing_keeps_cudnns_attention_since_pull_request_2095(gpu, source, notes, again):
     row = own(framework="torchtitan", source=source, gpu=gpu, overlap_notes=notes)
-    assert row_torchtitan.attends_again(row) == again
+    assert row_torchtitan.recomputes_attention(row) == again
     kept = {"recompute": {"granularity": "selective", "modules": ["per_op", "core_attn"]}}
     found = row_native.recomputed_per_op("selective (per-op sac)", graph=False, attend=again)
     assert found == (kept if again else {"activation_checkpointing_type": "per-op"})
@@ -140,7 +140,7 @@ def test_torch_took_cudnns_attention_on_h100_until_2024_10_22(gpu, said, cudnn):
     row = own(framework="torchtitan", gpu=gpu, source=f"pytorch/torchtitan@1 commit message ({said})")
     copied = {"attention_kernel": "best", "attention_backend": "cudnn"}
     assert attention_of(row, "compile=on") == (copied if cudnn else {"attention_kernel": "fa2"})
-    assert row_torchtitan.attends_again(row) == cudnn
+    assert row_torchtitan.recomputes_attention(row) == cudnn
 
 
 @pytest.mark.parametrize(

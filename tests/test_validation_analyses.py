@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from validation_rows import judged
 
 from steptime.validation import bands, mechanisms, ratios, regret, yardsticks
-from steptime.validation.ci_jobs import HeldMemory
+from steptime.validation.ci_jobs import AllocatorMemory
 
 KINDS = {kind.name: kind for kind in ratios.RATIO_KINDS}
 
@@ -304,10 +304,10 @@ def test_mechanisms_by_hand():
         ),
         remembered("c", 0.5, "nvidia-smi", {"tp": 1, "pp": 1, "dp": 8, "fsdp": {}}, n_experts=8),
         remembered("d", 0.7, "allocated", {"tp": 1, "pp": 1, "cp": 2}, file="megatron_ci")._replace(
-            held=HeldMemory(None, None, "")
+            allocator=AllocatorMemory(None, None, "")
         ),
         remembered("e", -0.2, "allocated", {"tp": 1, "pp": 1}, file="megatron_ci")._replace(
-            held=HeldMemory(None, None, ""), config={"model": {"moe": {"n_experts": 8}}}
+            allocator=AllocatorMemory(None, None, ""), config={"model": {"moe": {"n_experts": 8}}}
         ),
         judged("no memory", 1.0, 1.0),
     ]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from steptime.answer.features import Feature, features_of
 from steptime.answer.sites import Sites, pick
-from steptime.base.num import made
+from steptime.base.num import new_row
 from steptime.job.job import Job
 
 INTERVALS_FILE = Path(__file__).parents[1] / "data" / "intervals.json"
@@ -285,7 +285,7 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     kinds = [RunKind(*words) for words in document["kinds"]]
     places = [RunPlace(kinds[kind], tuple(at)) for kind, *at in document["places"]]
     place = document["columns"]["runs"].index("place")
-    return [made(FitRun, [*row[:place], places[row[place]], *row[place + 1 :]]) for row in document["runs"]]
+    return [new_row(FitRun, [*row[:place], places[row[place]], *row[place + 1 :]]) for row in document["runs"]]
 
 
 @cache

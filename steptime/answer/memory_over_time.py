@@ -61,30 +61,30 @@ class StageHolds(NamedTuple):
         if self.one_by_one is not None:
             yield from self.one_by_one(order)
             return
-        kept, made, first = 0.0, self.first_gradients, self.first_backward
+        kept, gradients, first = 0.0, self.first_gradients, self.first_backward
         for kind, _, chunk in order:
             if kind == "F":
                 kept += self.weights[chunk]
-                yield ActionBytes(kept, self.forward[chunk] + self.permanent, made, kept, made)
+                yield ActionBytes(kept, self.forward[chunk] + self.permanent, gradients, kept, gradients)
                 continue
-            held, extra = kept, self.later[kind][chunk] + self.permanent
+            resident, extra = kept, self.later[kind][chunk] + self.permanent
             kept -= self.frees[kind][chunk]
             kept = max(kept, 0.0)  # a rounding error may remain of what was freed
             if first is not None:
-                made = self.gradients - float(first.grads_not_yet_allocated_bytes)
+                gradients = self.gradients - float(first.grads_not_yet_allocated_bytes)
                 extra = float(first.transient_bytes) + self.permanent
-                yield ActionBytes(float(first.activations_bytes), extra, made, kept, self.gradients)
+                yield ActionBytes(float(first.activations_bytes), extra, gradients, kept, self.gradients)
                 first = None
             else:
-                yield ActionBytes(held, extra, self.gradients, kept, self.gradients)
-            made = self.gradients
+                yield ActionBytes(resident, extra, self.gradients, kept, self.gradients)
+            gradients = self.gradients
 
 
 def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
     """Bytes that every stage holds in each action, as counted by `answer.verdict.stage_rows`."""
     job = assembly.job
     buffers = [stage_buffers(assembly, stage, state) for stage, state in enumerate(states)]
-    permanent = [float(at_peak(held)) for held in buffers]
+    permanent = [float(at_peak(one)) for one in buffers]
     steps = [in_step(job, state, held) for state, held in zip(states, buffers, strict=True)]
     steps = [m._replace(transient_bytes=m.transient_bytes + own) for m, own in zip(steps, permanent, strict=True)]
     if fsdp.applies(job):
@@ -156,19 +156,19 @@ def _sharded_stages(
 ) -> list[StageHolds]:
     """FSDP's stages of a pipeline, action by action."""
 
-    def held(stage: int, chunks: list[fsdp.ShardedChunk], orders: Sequence[Action]) -> Iterator[ActionBytes]:
-        every, kept, made = float(states[stage].gradients_bytes), 0.0, 0.0
+    def action_bytes(stage: int, chunks: list[fsdp.ShardedChunk], orders: Sequence[Action]) -> Iterator[ActionBytes]:
+        every, kept, gradients = float(states[stage].gradients_bytes), 0.0, 0.0
         walked = fsdp.stage_actions(assembly, stage, chunks, orders)
         following = next(walked)
         for action in orders:
             if action.kind == "I" and following.action != action:  # the first chunk's inputs need no gradients
-                yield ActionBytes(kept, permanent[stage], made, kept, made)
+                yield ActionBytes(kept, permanent[stage], gradients, kept, gradients)
                 continue
             of, kept = following.moment, float(following.kept)
             before = every - float(of.grads_not_yet_allocated_bytes)
-            made = every - float(following.to_come)
+            gradients = every - float(following.to_come)
             yield ActionBytes(
-                float(of.activations_bytes), float(of.transient_bytes) + permanent[stage], before, kept, made
+                float(of.activations_bytes), float(of.transient_bytes) + permanent[stage], before, kept, gradients
             )
             following = next(walked, following)
 
@@ -184,7 +184,7 @@ def _sharded_stages(
             0.0,
             None,
             step,
-            partial(held, stage, chunks),
+            partial(action_bytes, stage, chunks),
         )
         for stage, (state, step, chunks) in enumerate(zip(states, steps, fsdp.stage_chunks(assembly), strict=True))
     ]

@@ -80,7 +80,7 @@ def savings(
     that are not changed.
     """
     tried: list[Tried] = []
-    beside: list[Tried] = []
+    only_together: list[Tried] = []
     for switch in SWITCHES if found.peaks.verdict != "does_not_fit" else ():
         share = sum(parts_s.get(part, 0.0) for part in switch.parts) / found.step_s
         change = switch.change(found.job) if share >= LEAST and (switch.exact or not exact) else None
@@ -91,9 +91,9 @@ def savings(
                 if saving.step_change <= -LEAST and _better(saving.verdict, found):
                     tried.append((saving, switch))
                 elif not switch.exact:
-                    beside.append((saving, switch))
+                    only_together.append((saving, switch))
     tried.sort(key=lambda one: one[0].step_s)
-    return [*(saving for saving, _ in tried), *_together(found, estimate, tried, beside)]
+    return [*(saving for saving, _ in tried), *_together(found, estimate, tried, only_together)]
 
 
 def _better(verdict: Verdict, found: EstimatedJob) -> bool:
@@ -109,15 +109,17 @@ def _estimated(found: EstimatedJob, estimate: Estimated, name: str, change: Chan
     return Saving(name, words, other.step_s, relative, peaks.verdict, peaks.most_bytes, note)
 
 
-def _together(found: EstimatedJob, estimate: Estimated, tried: list[Tried], beside: list[Tried]) -> Iterator[Saving]:
+def _together(
+    found: EstimatedJob, estimate: Estimated, tried: list[Tried], only_together: list[Tried]
+) -> Iterator[Saving]:
     """As many of the settings as can run together, each of which saves more, as each is set beside those before it.
 
-    Those of `beside` save nothing by themselves, and count where they save `LEAST` here.
+    Those of `only_together` save nothing by themselves, and count where they save `LEAST` here.
     """
     best: Saving | None = None
     names: list[str] = []
     every: Change = {}
-    for saving, switch in [*tried, *(beside if tried else [])]:
+    for saving, switch in [*tried, *(only_together if tried else [])]:
         change = switch.change(found.job.replace(**every))
         if change is None:
             continue
@@ -126,13 +128,13 @@ def _together(found: EstimatedJob, estimate: Estimated, tried: list[Tried], besi
             continue
         with suppress(ConfigError):
             more = _estimated(found, estimate, "together", every | change, "")
-            least = LEAST if (saving, switch) in beside else 0.0
+            least = LEAST if (saving, switch) in only_together else 0.0
             if more.step_s < best.step_s * (1.0 - least) and _better(more.verdict, found):
                 best, names, every = more, [*names, switch.name], every | change
     if best is not None and len(names) > 1:
-        parts = [saving.note for saving, switch in [*tried, *beside] if switch.name in names]
+        parts = [saving.note for saving, switch in [*tried, *only_together] if switch.name in names]
         notes = ["not all verified"] if any(UNVERIFIED in part for part in parts) else []
-        notes += [_by_itself(saving) for saving, switch in beside if switch.name in names]
+        notes += [_by_itself(saving) for saving, switch in only_together if switch.name in names]
         yield best._replace(name=f"together: {', '.join(names)}", note="; ".join(notes))
 
 

@@ -40,12 +40,12 @@ def params(assembly: Assembly) -> Params:
     idle = sum(n * (p.elements - p.active) for part, n in every for p in part.params)
     embedding, head = count(assembly.embedding.params), count(assembly.head_params)
 
-    def held(chunk: Chunk) -> int:
+    def parameters(chunk: Chunk) -> int:
         inside = sum(n * layers[part] for part, n in chunk.runs)
         first = embedding if chunk.embedding or assembly.holds_copy(chunk) else 0
         return inside + first + (head if chunk.head else 0)
 
-    per_stage = [sum(map(held, chunks)) for chunks in assembly.stages]
+    per_stage = [sum(map(parameters, chunks)) for chunks in assembly.stages]
     copies = 0
     if assembly.embedding_copied:
         tied = model.vocab_sz * model.hidden_sz if model.tie_embeddings else 0
@@ -192,7 +192,7 @@ def collectives(timing: StepTime, time: Time) -> list[CollectiveRow]:
             rows.append(row(name, "all_reduce", axis, ranks, of.bytes, of.calls, of.cost, of.time_s))
     rows += [
         row(c.name, c.kind, shown_axis(c.group), c.group.ranks, c.bytes, c.count, c.cost, c.count * c.cost.time_s)
-        for c in calls_of_step(timing.job, timing.assembly.held[timing.busiest], timing.context)
+        for c in calls_of_step(timing.job, timing.assembly.stage_params[timing.busiest], timing.context)
     ]
     return [r for r in rows if r.ranks > 1]
 

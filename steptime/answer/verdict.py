@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.answer.interval import memory_interval
-from steptime.base.num import Num, made, maximum, where
+from steptime.base.num import Num, maximum, new_row, where
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
@@ -197,4 +197,4 @@ def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment,
         states + staying,
         maximum(first, states + held_then + updating.transient_bytes),
     )
-    return made(StageMemory, row)
+    return new_row(StageMemory, row)

@@ -16,8 +16,8 @@ Num: TypeAlias = Any
 """A Python int or float, or a float64 numpy array: one value, or one per candidate layout."""
 
 
-made = tuple.__new__
-"""`made(Row, (a, b))` is the NamedTuple Row(a, b), in less than half of the time of a call: for those made by the hundred."""
+new_row = tuple.__new__
+"""`new_row(Row, (a, b))` is the NamedTuple Row(a, b), in less than half of the time of a call: for those made by the hundred."""
 PLAIN = (float, int, bool)
 """Exact types of plain numbers, tested first: one run tests a few thousand times."""
 HASHED = frozenset({*PLAIN, str, type(None)})

@@ -50,7 +50,7 @@ def read(scan: FolderScan, path: str) -> tuple[list[Section], list[Problem], lis
             found.append(section)
     same_model.mark(found)
     found = _with_facts(found)
-    _keep_apart(found, folder.mapping(PIPELINE))
+    _prefix_shared_names(found, folder.mapping(PIPELINE))
     if not any(section.tensors or section.files for section in found):
         problems += [problem for section in found for problem in section.problems]
         names = [folder.named(name) for name in (*folder.files, *(f"{name}/" for name in folder.dirs))]
@@ -77,7 +77,7 @@ def _with_facts(found: list[Section]) -> list[Section]:
     return kept
 
 
-def _keep_apart(found: list[Section], pipeline: dict[str, Any]) -> None:
+def _prefix_shared_names(found: list[Section], pipeline: dict[str, Any]) -> None:
     """Prefix the names of different models that share tensor names with their folder, or with their file name."""
     models = [s for s in found if s.same_as is None and any(t.role in ("", "model") for t in s.tensors)]
     for section in models if pipeline else ():

@@ -32,18 +32,18 @@ class Weight(NamedTuple):
 
 
 class PackedParts(NamedTuple):
-    """The `main` packed tensor of the weight `name`, its other parts (`beside`) by name, the config's words."""
+    """The `main` packed tensor of the weight `name`, its other parts (`others`) by name, the config's words."""
 
     name: str
     main: StoredTensor
-    beside: dict[str, StoredTensor]
+    others: dict[str, StoredTensor]
     stated: dict[str, Any]
     width: int
     rule: Callable[[PackedParts], Weight | None]
 
     def shape(self, part: str) -> Shape:
         """Shape of a part; () where there is none."""
-        found = self.beside.get(part)
+        found = self.others.get(part)
         return () if found is None else found.whole
 
 
@@ -137,7 +137,7 @@ def compressed(parts: PackedParts) -> Weight | None:
     if len(main) < 2:
         return None
     if parts.main.dtype == "uint8":
-        return _microfloat(main, parts.beside.get("weight_scale"), "weight_global_scale" in parts.beside)
+        return _microfloat(main, parts.others.get("weight_scale"), "weight_global_scale" in parts.others)
     if not scale:
         return None
     bits = stated_bits(parts.stated) or 4
@@ -188,7 +188,7 @@ def torchao(parts: PackedParts) -> Weight | None:
     if parts.main.dtype == "uint8" and len(main) >= 2:
         inputs = 2 * main[-1]
         groups = scale[-1] if scale and scale[0] == main[0] else scale[0] if scale else 0
-        fp4 = parts.beside.get("weight_scale")
+        fp4 = parts.others.get("weight_scale")
         method = "torchao NVFP4" if fp4 is not None and fp4.dtype == _E4M3 else "torchao"
         return Weight((*main[:-1], inputs), method, 4, _exact(inputs, groups))
     group = _exact(main[-1], scale[-1]) if main and len(scale) == len(main) > 1 and scale[-1] > 1 else None
@@ -217,18 +217,18 @@ def quanto(parts: PackedParts) -> Weight | None:
 
 def scaled(parts: PackedParts) -> Weight | None:
     """A quantized matrix stored under the weight's own name; the tensors next to it determine the method."""
-    main, beside = parts.main, parts.beside
+    main, others = parts.main, parts.others
     shape = main.whole
-    if "quant_map" in beside:
-        kind = "NF4" if "quant_state.bitsandbytes__nf4" in beside else "FP4"
+    if "quant_map" in others:
+        kind = "NF4" if "quant_state.bitsandbytes__nf4" in others else "FP4"
         count = 2 * prod(shape) * _words(main) // 8
         group = _exact(count, prod(parts.shape("absmax")))
         return Weight(unflattened(parts, count), f"bitsandbytes {kind}", 4, group)
-    if "SCB" in beside:
+    if "SCB" in others:
         return Weight(shape, "bitsandbytes LLM.int8()", 8)
-    if main.dtype in ("uint32", "int32") and "scales" in beside:
+    if main.dtype in ("uint32", "int32") and "scales" in others:
         return _mlx(parts)
-    scale = next((beside[key] for key in ("scale", "weight_scale", "scale_inv") if key in beside), None)
+    scale = next((others[key] for key in ("scale", "weight_scale", "scale_inv") if key in others), None)
     if scale is None or len(shape) < 2:
         return None
     if main.dtype == "uint8":
@@ -245,7 +245,7 @@ def _mlx(parts: PackedParts) -> Weight | None:
         return None
     group = parts.stated.get("group_size")
     if type(group) is not int or group < 1:
-        micro = parts.beside["scales"].dtype == "uint8"
+        micro = parts.others["scales"].dtype == "uint8"
         group = _GROUP if not micro else 16 if shape[-1] == 2 * scales[-1] else 32
     inputs = scales[-1] * group
     bits = _exact(shape[-1] * 32, inputs)

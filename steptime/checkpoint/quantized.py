@@ -42,7 +42,7 @@ _PARTS: tuple[tuple[str, str, Callable[[packed.PackedParts], packed.Weight | Non
 _ENDS = tuple(end for end, *_ in _PARTS)
 _HINTS = (".W_q", ".quant_map")  # of packed weights that are stored as floats; all others have a part of integers
 _PACKED = {name for name, bits in BITS.items() if bits == 8} | {"int32", "uint32"}
-_BESIDE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state.bitsandbytes__nf4",
+_OWN_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state.bitsandbytes__nf4",
            "quant_state.bitsandbytes__fp4")  # fmt: skip
 _SCALES = ("_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2", "_input_scale", "_zero_point")
 _MODULE_PARTS = ("SCB", "CB", "weight_format", "scales", "biases", "input_scale", "output_scale", "input_global_scale",
@@ -92,7 +92,7 @@ def restore(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> Restore
         if not parts or weight is None:
             found.append(tensor)
             continue
-        stored = [tensor, *parts.beside.values()]
+        stored = [tensor, *parts.others.values()]
         gone.update(part.name for part in stored if part.name != parts.name)
         unique = prod(weight.shape) if tensor.unique else 0
         nbytes = sum(part.nbytes for part in stored)
@@ -132,23 +132,23 @@ def _width(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> int:
 def _parts(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.PackedParts | None:
     """The parts of the weight that `tensor` is the packed matrix of; None for every other tensor."""
     name = tensor.name
-    for end, weight, rule, beside in _PARTS if name.endswith(_ENDS) else ():
+    for end, weight, rule, endings in _PARTS if name.endswith(_ENDS) else ():
         if name.endswith(end):
             stem, joint = name.removesuffix(end), "." if weight else ""
-            parts = {key.lstrip("._"): part for key in beside if (part := named.get(f"{stem}{joint}{key}"))}
+            parts = {key.lstrip("._"): part for key in endings if (part := named.get(f"{stem}{joint}{key}"))}
             return packed.PackedParts(f"{stem}{weight}", tensor, parts, stated, width, rule)
     if _TORCHAO.match(tensor.note):
         return packed.PackedParts(name, tensor, {}, stated, width, packed.subclass)
     if tensor.shape and (tensor.dtype in _PACKED or f"{name}.quant_map" in named):
-        return _beside(tensor, named, stated, width)
+        return _scaled_parts(tensor, named, stated, width)
     return None
 
 
-def _beside(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.PackedParts | None:
+def _scaled_parts(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.PackedParts | None:
     """A tensor under the weight's own name with scales: bitsandbytes, FP8, INT8, NVFP4, MLX."""
     name = tensor.name
     stem = name.removesuffix(".weight")
-    keys = {key: f"{name}.{key}" for key in _BESIDE} | {key.lstrip("_"): f"{name}{key}" for key in _SCALES}
+    keys = {key: f"{name}.{key}" for key in _OWN_PARTS} | {key.lstrip("_"): f"{name}{key}" for key in _SCALES}
     if stem != name:
         keys |= {key: f"{stem}.{key}" for key in _MODULE_PARTS}
     parts = {key: part for key, other in keys.items() if (part := named.get(other)) is not None and part is not tensor}

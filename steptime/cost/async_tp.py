@@ -43,8 +43,8 @@ def sum_s(bytes_: Num, tp: Num, bytes_per_s: float) -> Num:
     return bytes_ * (1.0 + 1.0 / tp) / bytes_per_s
 
 
-def hidden_s(comm_s: Num, compute_s: Num, tp: Num, beside_s: Num) -> Num:
-    """Seconds of a collective that a projection hides; `beside_s`: kernels that only the pieces need.
+def hidden_s(comm_s: Num, compute_s: Num, tp: Num, piece_kernels_s: Num) -> Num:
+    """Seconds of a collective that a projection hides; `piece_kernels_s`: kernels that only the pieces need.
 
     The rank's own piece is not sent: it is multiplied while the first other one arrives, or last, while the others leave. So all
     copies overlap `tp` - 1 of the projection's `tp` pieces (_pipelined_multi_all_gather_and_consume,
@@ -53,10 +53,10 @@ def hidden_s(comm_s: Num, compute_s: Num, tp: Num, beside_s: Num) -> Num:
     >>> hidden_s(7.0, 16.0, 8, 0.5), hidden_s(21.0, 16.0, 8, 0.5)
     (6.5, 13.5)
     """
-    return maximum(0.0, minimum(comm_s, compute_s * (tp - 1.0) / tp) - beside_s)
+    return maximum(0.0, minimum(comm_s, compute_s * (tp - 1.0) / tp) - piece_kernels_s)
 
 
-def beside_s(sent_bytes: Num, reduced_bytes: Num, tp: Num, bytes_per_s: float) -> Num:
+def kernels_of_pieces_s(sent_bytes: Num, reduced_bytes: Num, tp: Num, bytes_per_s: float) -> Num:
     """Seconds of those kernels: a rank copies its piece of what is gathered to where others read it, or sums what it received."""
     own = 2.0 * (sent_bytes - reduced_bytes) / tp
     return own / bytes_per_s + sum_s(reduced_bytes, tp, bytes_per_s)

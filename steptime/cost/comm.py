@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from steptime.base.num import HASHED, Num, ceil, is_column, made, maximum, minimum, sqrt, tree_depth, where
+from steptime.base.num import HASHED, Num, ceil, is_column, maximum, minimum, new_row, sqrt, tree_depth, where
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
 
@@ -194,7 +194,7 @@ def crossings(group: Group, tiers: Sequence[Tier]) -> list[Crossing]:
         if crossed is False:  # a plain number: the group does not use this tier
             continue
         position = (ranks, below, members, tier is innermost)
-        found.append(made(Crossing, (tier, crossed, position, 0.0 if tier.hierarchical else tree_hops(*position))))
+        found.append(new_row(Crossing, (tier, crossed, position, 0.0 if tier.hierarchical else tree_hops(*position))))
         below = members
     return found
 
@@ -217,7 +217,7 @@ class Route(NamedTuple):
         latency, tree, pace, tier, algorithm, _ = self
         bandwidth = bytes_ * pace
         time = latency + bandwidth + RAMP * sqrt(tree * bandwidth)
-        return made(CommCost, (latency, bandwidth, tier, time, algorithm))
+        return new_row(CommCost, (latency, bandwidth, tier, time, algorithm))
 
 
 def routes(kind: str, group: Group, tiers: Sequence[Tier]) -> list[Route]:
@@ -251,7 +251,7 @@ def route(algorithm: Algorithm, ranks: Num, path: Sequence[Crossing]) -> Route:
             allowed = where(crossed, False, allowed)
     if algorithm.to_all:
         latency = latency + PEER_S * (ranks - 1.0)
-    return made(Route, (latency, tree, pace, tier_name, algorithm.name, allowed))
+    return new_row(Route, (latency, tree, pace, tier_name, algorithm.name, allowed))
 
 
 def tier_rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:

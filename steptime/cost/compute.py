@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from steptime.base.num import Num, is_column, made, maximum, where
+from steptime.base.num import Num, is_column, maximum, new_row, where
 from steptime.cost.product_rates import asymptote_of, grouped_rate, wgrad_share
 from steptime.cost.rates import Rates
 from steptime.model.ops import VECTORIZED, Attention, ByElement, Gemm, Move, Op
@@ -98,7 +98,7 @@ def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: flo
     flops = op.flops
     compute, bandwidth = flops / (asymptote * rate * shape), bytes_ / r.bytes_per_s
     seconds = maximum(compute, bandwidth) + fixed * kernels
-    return made(Pass, (flops / op.load, bytes_, compute, bandwidth, seconds, kernels))
+    return new_row(Pass, (flops / op.load, bytes_, compute, bandwidth, seconds, kernels))
 
 
 def aligned(op: Gemm) -> Num:
@@ -282,7 +282,7 @@ def move_pass(bytes_: Num, kernels: float, r: Rates, slow: ByElement = VECTORIZE
     bandwidth = bytes_ / rate
     if slow is not VECTORIZED:
         bandwidth = (bytes_ - slow.bytes) / rate + maximum(slow.bytes / rate, slow.elements / r.elements_per_s)
-    return made(Pass, (0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels))
+    return new_row(Pass, (0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels))
 
 
 def param_bytes(op: Op) -> float:

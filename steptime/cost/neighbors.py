@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from steptime.base.num import Num, made, maximum
+from steptime.base.num import Num, maximum, new_row
 from steptime.cost.compute import Pass, total
 from steptime.model.ops import Attention, Comm, Gemm, Op
 from steptime.software.settings import MoeSettings
@@ -34,7 +34,7 @@ class Compute(NamedTuple):
     wgrad: Num
 
 
-def beside_exchanges(
+def overlapping_compute(
     ops: list[Op], passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]], costs: Mapping[int, Num], how: MoeSettings
 ) -> Neighbors:
     """Compute that overlaps each all-to-all of experts: shared experts on a separate stream, or another micro-batch's layer.
@@ -48,12 +48,12 @@ def beside_exchanges(
         sent = [i for i in layer if i in costs and i < products[0]]
         returned = [i for i in layer if i in costs and i > products[-1]]
         if how.shared_expert_overlap:
-            early, late = beside_shared(ops, layer)
+            early, late = shared_expert_halves(ops, layer)
         else:
             early = [i for i in layer if sent[-1] < i < returned[0]]
             late = [i for i in layer if i not in early]
-        for exchanges, beside in ((sent, early), (returned, late)):
-            whole, done = total(costs[i] for i in exchanges), computed(beside, passes, both)
+        for exchanges, overlapping in ((sent, early), (returned, late)):
+            whole, done = total(costs[i] for i in exchanges), computed(overlapping, passes, both)
             if how.shared_expert_overlap:
                 first, second = done.forward, done.dgrad + done.wgrad
             else:
@@ -63,7 +63,7 @@ def beside_exchanges(
     return found
 
 
-def beside_shared(ops: list[Op], layer: Sequence[int]) -> tuple[list[int], list[int]]:
+def shared_expert_halves(ops: list[Op], layer: Sequence[int]) -> tuple[list[int], list[int]]:
     """The part of shared experts that overlaps the dispatch (first GEMM and activation) and the combine (second GEMM).
 
     megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher: linear_fc1_forward_and_act follows the launch
@@ -100,7 +100,7 @@ def with_gaps(
 
 def longer(done: Pass, gap_s: Num) -> Pass:
     """A pass with a gap after each of its kernels."""
-    return made(Pass, (*done[:4], done.time_s + gap_s * done.kernels, done.kernels))
+    return new_row(Pass, (*done[:4], done.time_s + gap_s * done.kernels, done.kernels))
 
 
 def windows(compute: Compute, first_s: Num, *, delayed: bool) -> tuple[Num, Num]:

@@ -11,7 +11,15 @@ from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.host import graphed_kernels, wait_for_host
-from steptime.cost.neighbors import ALONE, CONTEXT_AXES, EXPERT_AXES, Neighbors, beside_exchanges, neighbor, with_gaps
+from steptime.cost.neighbors import (
+    ALONE,
+    CONTEXT_AXES,
+    EXPERT_AXES,
+    Neighbors,
+    neighbor,
+    overlapping_compute,
+    with_gaps,
+)
 from steptime.cost.nodes import backward_nodes, forward_nodes
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
@@ -81,8 +89,8 @@ class Context(ByFields):
             return hidden_s(cost.time_s, self.woven * minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
         if op.axis not in CONTEXT_AXES:
             if async_tp.applies(self.software):
-                beside_s = async_tp.beside_s(op.bytes, reduced_bytes, self.tp, self.rates.bytes_per_s)
-                return async_tp.hidden_s(cost.time_s, neighbor_s, self.tp, beside_s)
+                kernels_s = async_tp.kernels_of_pieces_s(op.bytes, reduced_bytes, self.tp, self.rates.bytes_per_s)
+                return async_tp.hidden_s(cost.time_s, neighbor_s, self.tp, kernels_s)
             return hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
         at_once_s = op.count * minimum(cost.time_s, neighbor_s * op.attention_share)
         return hidden_s(cost.time_s * op.count, at_once_s, overlap.cp, slowed)
@@ -110,9 +118,9 @@ def part_time(
     """
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     both = [compute.backward(op, context.rates, sizes) for op in ops]
-    beside = exchanges_beside(ops, *with_gaps(passes, both, gap_s), context)
-    forward = forward_work(ops, passes, context, range(len(ops)), beside)
-    backward = backward_work(ops, both, context, beside)
+    overlapping = exchange_overlap(ops, *with_gaps(passes, both, gap_s), context)
+    forward = forward_work(ops, passes, context, range(len(ops)), overlapping)
+    backward = backward_work(ops, both, context, overlapping)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
     replay = segment_replay(ops, passes, context, segments, gap_s)
     forward.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software)
@@ -130,7 +138,7 @@ def part_time(
     return PartTime(forward, backward, replay)
 
 
-def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, Pass]], context: Context) -> Neighbors:
+def exchange_overlap(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, Pass]], context: Context) -> Neighbors:
     """Compute that overlaps the all-to-all of a part's experts over ep, where the plan overlaps it."""
     if context.software.overlap.ep is not True and not context.software.moe.shared_expert_overlap:
         return ALONE
@@ -139,32 +147,34 @@ def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, P
         for i, op in enumerate(ops)
         if isinstance(op, Comm) and op.kind and (op.backward or op.routing) and op.axis in EXPERT_AXES - {"etp"}
     }
-    return beside_exchanges(ops, passes, both, costs, context.software.moe)
+    return overlapping_compute(ops, passes, both, costs, context.software.moe)
 
 
-def host_copy(name: str, kind: str, bytes_: Num, context: Context, beside_s: Num) -> CommCall:
+def host_copy(name: str, kind: str, bytes_: Num, context: Context, compute_s: Num) -> CommCall:
     """A layer's copies to or from host memory, on a separate stream that overlaps the layer's compute (`model.offload`)."""
     copy_s = bytes_ / context.host_bytes_per_s
     share = context.software.overlap.offload
-    hidden = hidden_s(copy_s, minimum(copy_s, beside_s), True if share is None else share, slowed=0.0)
+    hidden = hidden_s(copy_s, minimum(copy_s, compute_s), True if share is None else share, slowed=0.0)
     return CommCall(name, kind, bytes_, CommCost(0.0, copy_s, "host link", copy_s, "copy"), hidden, "host")
 
 
 def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments: list[Segment], gap_s: float) -> Work:
     """What recomputation of some segments repeats within one backward of a part; `passes`: its ops forward."""
-    again = [i for s in segments for i in rerun(ops, s, stops_early=context.software.activations.recompute_stops_early)]
-    replay = forward_work(ops, passes, context, again)
-    replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
-    replay.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
-    nodes = forward_nodes(ops, context.software.timing, again, context.tp, sharded=context.sharded)
+    recomputed = [
+        i for s in segments for i in rerun(ops, s, stops_early=context.software.activations.recompute_stops_early)
+    ]
+    replay = forward_work(ops, passes, context, recomputed)
+    replay.launch_s = gap_s / 3.0 * len(recomputed) / len(ops)
+    replay.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, recomputed)
+    nodes = forward_nodes(ops, context.software.timing, recomputed, context.tp, sharded=context.sharded)
     wait_for_host(replay, context.software, context.tp, nodes)
     return replay
 
 
 def forward_work(
-    ops: list[Op], passes: list[Pass], context: Context, which: range | list[int], beside: Neighbors = ALONE
+    ops: list[Op], passes: list[Pass], context: Context, which: range | list[int], overlapping: Neighbors = ALONE
 ) -> Work:
-    """The forward of some of a part's ops; the all-to-alls of experts that are not in `beside` are exposed."""
+    """The forward of some of a part's ops; the all-to-alls of experts that are not in `overlapping` are exposed."""
     work = Work()
     for i in which:
         op = ops[i]
@@ -176,7 +186,7 @@ def forward_work(
             cost = context.price(op, op.kind)
             near = neighbor(ops, i)
             near_s = passes[near].time_s if near is not None else 0.0
-            near_s = beside.forward.get(i, near_s)
+            near_s = overlapping.forward.get(i, near_s)
             hidden = context.hidden(op, cost, near_s, op.bytes if op.kind == "reduce_scatter" else 0.0)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.memory_s += context.reorder_s(op, op.kind, op.bytes)
@@ -184,7 +194,9 @@ def forward_work(
     return work
 
 
-def backward_work(ops: list[Op], passes: list[tuple[Pass, Pass]], context: Context, beside: Neighbors = ALONE) -> Work:
+def backward_work(
+    ops: list[Op], passes: list[tuple[Pass, Pass]], context: Context, overlapping: Neighbors = ALONE
+) -> Work:
     """The backward of a part, last op first.
 
     For a column-parallel projection Megatron overlaps the all-gather of its input with dgrad, and the reduction of the input's
@@ -192,26 +204,26 @@ def backward_work(ops: list[Op], passes: list[tuple[Pass, Pass]], context: Conte
     """
     work = Work()
     for i in range(len(ops) - 1, -1, -1):
-        add_backward(work, ops, i, passes, context, beside)
+        add_backward(work, ops, i, passes, context, overlapping)
     return work
 
 
 def add_backward(
-    work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pass]], context: Context, beside: Neighbors = ALONE
+    work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pass]], context: Context, overlapping: Neighbors = ALONE
 ) -> None:
     """Add the backward of one op of a part."""
     op = ops[i]
     if not isinstance(op, Comm):
         for done in passes[i]:
             work.add(op, done)
-        beside_s = compute.parameter_gradients(op, context.rates)
-        work.memory_s += beside_s
+        accumulation_s = compute.parameter_gradients(op, context.rates)
+        work.memory_s += accumulation_s
         if op.trained:
-            work.weight_s += passes[i][1].time_s + beside_s
+            work.weight_s += passes[i][1].time_s + accumulation_s
     elif op.backward is not None:
         near = neighbor(ops, i)
         dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
-        dgrad_s = beside.backward.get(i, dgrad.time_s)
+        dgrad_s = overlapping.backward.get(i, dgrad.time_s)
         if op.region == "enter" and async_tp.applies(context.software) and async_tp.waits_for_a_sum(ops, i):
             dgrad_s = 0.0
         work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)
@@ -227,13 +239,13 @@ def call_names(name: str) -> tuple[str, str, str]:
 def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s: Num) -> list[CommCall]:
     """The collectives of one Comm's backward: the input gathered again for wgrad, and the gradient's own."""
     calls = []
-    _, again, grad = call_names(op.name)
+    _, regather, grad = call_names(op.name)
     asynchronous = context.software.comm.tp_backward_overlap and op.region == "enter"
     if op.regather:
         cost = context.price(op, "all_gather")
         hidden = hidden_s(cost.time_s, minimum(cost.time_s, dgrad_s), asynchronous)
         hidden = context.hidden(op, cost, dgrad_s) if op.axis in CONTEXT_AXES else hidden
-        calls.append(CommCall(again, "all_gather", op.bytes, cost, hidden, op.axis))
+        calls.append(CommCall(regather, "all_gather", op.bytes, cost, hidden, op.axis))
     sent = op.bytes if op.backward_bytes is None else op.backward_bytes
     cost = context.price(op, kind, sent)
     if asynchronous:

@@ -19,7 +19,7 @@ class GatheredEnds(NamedTuple):
     """Of the head."""
     between: Num
     """Bytes that stay gathered while layers run."""
-    apart: bool = False
+    separate: bool = False
     """Whether each is gathered before its own forward, and reduced after its own backward."""
     traced: bool = False
     """Whether a graph frees what an all-gather returns once it is copied out."""
@@ -27,17 +27,17 @@ class GatheredEnds(NamedTuple):
     """Whether the embedding is gathered once more for its backward, which reads none of it."""
 
     @property
-    def beside_head(self) -> Num:
+    def gathered_during_head(self) -> Num:
         """Bytes that stay gathered beside the head's own parameters."""
-        return self.between if self.apart else 0.0
+        return self.between if self.separate else 0.0
 
     @property
-    def again(self) -> Num:
+    def regathered_bytes(self) -> Num:
         """Bytes gathered for the embedding's backward while the first layer's runs."""
         return self.first.gathered if self.regathered else 0.0
 
     @property
-    def unsharded_again(self) -> Num:
+    def regathered_unsharded(self) -> Num:
         """Bytes of these parameters in the embedding's backward."""
         return self.first.unsharded if self.regathered else 0.0
 
@@ -57,9 +57,9 @@ def ends_of(assembly: Assembly, root: Buffers) -> GatheredEnds:
         buffers(assembly, one_group(assembly, params)) for params in (assembly.embedding.params, with_tied(assembly))
     )
     if traced:
-        return GatheredEnds(first, last, 0.0, apart=True, traced=True)
+        return GatheredEnds(first, last, 0.0, separate=True, traced=True)
     stays = wrapped == "head" or not said.reshard_after_forward
-    return GatheredEnds(first, last, first.unsharded if stays else 0.0, apart=True, regathered=not stays)
+    return GatheredEnds(first, last, first.unsharded if stays else 0.0, separate=True, regathered=not stays)
 
 
 def with_tied(assembly: Assembly) -> list[Param]:

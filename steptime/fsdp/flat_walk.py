@@ -10,7 +10,7 @@ from steptime.fsdp.groups import Buffers, group_of, options
 from steptime.fsdp.memory_walk import Wrapped, by_module, gap_of_logits
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import reduced_in
-from steptime.fsdp.replays import gathered_ahead, gathers_after, runs_again
+from steptime.fsdp.replays import gathered_ahead, gathers_after, reentrant_checkpoints
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 
@@ -53,7 +53,7 @@ def flat_backward(
     apart = by_module(assembly)
     ahead, reshard = gathered_ahead(assembly), options(assembly).reshard_after_forward
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
-    held_x, first = 3.0 * x if runs_again(assembly) else 0.0, layers[-1:] if ahead else []
+    held_x, first = 3.0 * x if reentrant_checkpoints(assembly) else 0.0, layers[-1:] if ahead else []
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
     coming = first[0].buffers.sent if reshard and first else 0.0

@@ -136,8 +136,8 @@ def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: 
         moments.mark(below + memory.saved, held + extra, f"forward of {memory.forward.op}", there)
         below = below + memory.saved
         kept = kept + kept_bytes(assembly, block)
-    head, base = memories.head, kept + ends.beside_head + ends.last.unsharded
-    if ends.apart and not ends.traced:
+    head, base = memories.head, kept + ends.gathered_during_head + ends.last.unsharded
+    if ends.separate and not ends.traced:
         there, previous = previous + ends.last.gathered, ends.last.gathered
         moments.mark(below, base + there + x, "forward of an all-gather", there)
         moments.send(ends.last.sent)
@@ -161,7 +161,7 @@ def backward(
     for i in range(len(layers) - 1, -1, -1):
         memory, block, waits = layers[i].memory, layers[i].buffers, layers[i].waits
         base = ends.between + head_grad + waiting
-        following = ends.again if i == 0 else gathered_backward_ahead(assembly, layers, i)
+        following = ends.regathered_bytes if i == 0 else gathered_backward_ahead(assembly, layers, i)
         copying = copied_out(assembly, layers, i)
         held = base + kept + copying + reducing + x
         moments.mark(below, held, "backward of an all-gather", copying - copied_parameters(assembly, block))
@@ -182,7 +182,7 @@ def backward(
             moments.mark(below, held, "backward of a reduce-scatter", following, reduced=output_of(one))
             moments.allocated(layers[i].gradients[j])
         waiting = waiting + waits
-    held = ends.between + ends.unsharded_again + reducing + embedding.backward.bytes - embedding.saved
+    held = ends.between + ends.regathered_unsharded + reducing + embedding.backward.bytes - embedding.saved
     moments.mark(embedding.saved, held + head_grad + waiting, f"backward of {embedding.backward.op}")
     mine = 0.0 if options(assembly).wrap == "model" else waiting
     held = reduction_of(ends.first) + mine
@@ -204,16 +204,16 @@ def head_backward(
     """
     head, x = memories.head, 1.0 * assembly.head.x.bytes
     arriving = gathered_backward_ahead(assembly, layers, len(layers))
-    base = kept + ends.beside_head
+    base = kept + ends.gathered_during_head
     chunks = in_chunks(assembly, ends)
-    if chunks and ends.apart:
+    if chunks and ends.separate:
         return 0.0, chunks_backward(assembly, moments, ends, head, below=below, kept=base, arriving=arriving)
     if chunks:
         rooted_chunks(assembly, moments, ends, head, below, base, arriving)
     else:
         held = base + ends.last.unsharded + arriving + head.backward.bytes - head.saved
         moments.mark(below + head.saved, held, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly))
-    if not ends.apart:
+    if not ends.separate:
         return group_of(
             with_tied(assembly) if chunks else assembly.head_params, assembly.head.tp, 1
         ).shard * assembly.job.software.itemsize, 0.0

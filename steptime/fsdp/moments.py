@@ -8,7 +8,7 @@ foreach_reduce); all else is the computing stream's.
 
 from __future__ import annotations
 
-from steptime.base.num import Num, made, maximum
+from steptime.base.num import Num, maximum, new_row
 from steptime.memory.stages import PeakMoment
 
 
@@ -18,7 +18,7 @@ class Moments:
     def __init__(self, grads_not_yet_allocated: Num) -> None:
         """`grads_not_yet_allocated`: bytes of sharded gradients that are still to be allocated."""
         self.to_come = grads_not_yet_allocated
-        self.beside: Num = 0.0
+        self.standing_transient: Num = 0.0
         """Bytes that all moments hold besides, among the transients."""
         self.standing: Num = 0.0
         """Bytes that an all-gather has returned and that stay while others come and go."""
@@ -38,10 +38,10 @@ class Moments:
         Of these, all-gathers returned `gathered` and a reduction returned `reduced`. `gap`: bytes between them that no tensor
         fits into.
         """
-        self.most = maximum(self.most, saved + self.beside + transient - gathered - reduced + gap)
+        self.most = maximum(self.most, saved + self.standing_transient + transient - gathered - reduced + gap)
         self.gathered = maximum(self.gathered, gathered + self.standing)
-        added = self.beside + transient + self.standing
-        self.worst = self.worst.worse(made(PeakMoment, (saved, added, op, self.to_come, 0.0, 0.0)))
+        added = self.standing_transient + transient + self.standing
+        self.worst = self.worst.worse(new_row(PeakMoment, (saved, added, op, self.to_come, 0.0, 0.0)))
 
     def send(self, bytes_: Num) -> None:
         """Record the input of an all-gather, which is allocated before its output and freed before the next group's."""

@@ -23,7 +23,7 @@ from steptime.fsdp.memory_walk import (
 )
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import reduced_in
-from steptime.fsdp.replays import gathered_ahead, kept_bytes, runs_again
+from steptime.fsdp.replays import gathered_ahead, kept_bytes, reentrant_checkpoints
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.software.performance import ITEMSIZE
@@ -86,7 +86,7 @@ def walk(
     added = wrapped(assembly, PartMemories(assembly), assembly.chunks[0])
     kept = stays_gathered(assembly)
     for phase in phases(assembly):
-        in_forward.beside = sums.whole if phase.summed else 0.0
+        in_forward.standing_transient = sums.whole if phase.summed else 0.0
         if kept and phase.summed:
             gathered_forward(memories, in_forward, root, layers)
         else:
@@ -160,17 +160,17 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
     held = there + fresh + reducing + embedding.backward.bytes - embedding.saved + (unsharded if kept else 0.0)
     moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
     replicas = 0.0 if said.wrap == "model" else sum([layer.waits for layer in layers])
-    beside = replicas if phase.last else there + (unsharded + root.unsharded if kept else 0.0)
-    root_sums(moments, root, sums, phase, beside)
+    resident = replicas if phase.last else there + (unsharded + root.unsharded if kept else 0.0)
+    root_sums(moments, root, sums, phase, resident)
 
 
-def root_sums(moments: Moments, root: Buffers, sums: Sums, phase: Phase, beside: Num) -> None:
+def root_sums(moments: Moments, root: Buffers, sums: Sums, phase: Phase, resident: Num) -> None:
     """The root's gradients at the end of a backward: reduced by the last micro-batch, copied by the first."""
     if phase.last:
         left = maximum(sums.reducing(root), sums.reduced(root)) + root.reduce_input
-        moments.mark(0.0, beside + left, "backward of the root's reduce-scatter")
+        moments.mark(0.0, resident + left, "backward of the root's reduce-scatter")
     elif not phase.summed and sums.copied:
-        moments.mark(0.0, beside + root.sums + root.last, "backward of a sum of gradients")
+        moments.mark(0.0, resident + root.sums + root.last, "backward of a sum of gradients")
 
 
 def reductions(layer: Wrapped, sums: Sums) -> Iterator[tuple[Num, Num]]:
@@ -192,7 +192,7 @@ def flat_backward(
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     total: Num = sums.whole if phase.summed else 0.0
-    first, held_x = layers[-1:] if gathered_ahead(assembly) else [], 3.0 * x if runs_again(assembly) else 0.0
+    first, held_x = layers[-1:] if gathered_ahead(assembly) else [], 3.0 * x if reentrant_checkpoints(assembly) else 0.0
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
     coming = first[0].buffers.sent if reshard and first else 0.0
     moments.mark(below + head.saved, total + root.gathered + there + coming, "backward of an all-gather")

@@ -50,7 +50,7 @@ class Passing(NamedTuple):
     kind: str
     fetched: bool
     """Its parameters were requested before the action."""
-    held: bool
+    gathered: bool
     """Its layers are already gathered."""
     roots: bool
     """Parameters outside of layers have to be gathered first."""
@@ -122,7 +122,7 @@ class ShardedChunk:
         times = 1.0 if self.assembly.job.schedule == "gpipe" else 2.0
         return self.root.reduce_input + times * self.root.stored if self.by_loss else 0.0
 
-    def held(self, of: Gradients) -> Num:
+    def gradient_bytes(self, of: Gradients) -> Num:
         """Bytes of the gradients that are allocated."""
         every = [*self.roots, *(layer.buffers for layer in self.layers)]
         summed = sum([self.summed(group) for group in every]) if of.summed else 0.0
@@ -138,7 +138,7 @@ class ShardedChunk:
         if passing.fetched:
             one = reduce(maximum, [layer.buffers.gathered for layer in self.layers], self.root.gathered)
             saved = 0.0 if passing.kind == "F" else self.saved
-            held = self.root.unsharded + self.parameters + self.held(passing.gradients) + one
+            held = self.root.unsharded + self.parameters + self.gradient_bytes(passing.gradients) + one
             moments.mark(saved, held, "copies of gathered parameters")
         if passing.kind == "F":
             self.forward(passing, moments)
@@ -151,29 +151,31 @@ class ShardedChunk:
     def forward(self, passing: Passing, moments: Moments) -> None:
         """As without a pipeline, except that layers already gathered are not gathered again."""
         reshard = options(self.assembly).reshard_after_forward
-        beside = self.held(passing.gradients)
+        resident = self.gradient_bytes(passing.gradients)
         below, root = self.embedding.saved, self.root
         previous = root.gathered if passing.roots else 0.0
         early = self.embedding.forward
-        ahead = [0.0] * (len(self.layers) + 1) if passing.held else gathered_forward_ahead(self.assembly, self.layers)
+        ahead = (
+            [0.0] * (len(self.layers) + 1) if passing.gathered else gathered_forward_ahead(self.assembly, self.layers)
+        )
         arriving = root.unsharded + previous + ahead[0]
-        moments.mark(0.0, beside + arriving + early.bytes, f"forward of {early.op or 'the input'}")
-        held = self.parameters if passing.held else 0.0
+        moments.mark(0.0, resident + arriving + early.bytes, f"forward of {early.op or 'the input'}")
+        held = self.parameters if passing.gathered else 0.0
         for i, layer in enumerate(self.layers):
             memory, block = layer.memory, layer.buffers
-            newest = 0.0 if passing.held else block.gathered
-            if not passing.held:
+            newest = 0.0 if passing.gathered else block.gathered
+            if not passing.gathered:
                 arriving = root.unsharded + previous + maximum(newest, ahead[i]) + held + block.unsharded
-                moments.mark(below, beside + arriving + self.x, "forward of an all-gather")
+                moments.mark(below, resident + arriving + self.x, "forward of an all-gather")
                 held = held + block.unsharded
             extra = memory.forward.bytes - memory.saved + newest + ahead[i + 1]
             moments.mark(
-                below + memory.saved, beside + root.unsharded + held + extra, f"forward of {memory.forward.op}"
+                below + memory.saved, resident + root.unsharded + held + extra, f"forward of {memory.forward.op}"
             )
             below, previous = below + memory.saved, newest
             held = held - (block.unsharded if reshard else 0.0)
         head = self.head
-        inside = beside + root.unsharded + held
+        inside = resident + root.unsharded + held
         if self.by_loss:
             extra = self.summed(root) + head.backward.bytes - head.saved + self.sent_before(passing)
             moments.mark(below + head.saved, inside + extra, f"backward of {head.backward.op}")
@@ -186,40 +188,40 @@ class ShardedChunk:
         summed, fresh = passing.gradients
         root, head = self.root, self.head
         below = self.embedding.saved + sum([layer.memory.saved for layer in self.layers])
-        beside = self.output + root.unsharded + self.held(passing.gradients) + self.sent_before(passing)
+        resident = self.output + root.unsharded + self.gradient_bytes(passing.gradients) + self.sent_before(passing)
         received = (
             0.0 if self.chunk.head else self.x
         )  # in the pipeline's own buffer; the last layer counts it once more
-        held = self.parameters if passing.held else 0.0
+        held = self.parameters if passing.gathered else 0.0
         ends = (self.x, "head.norm") if self.by_loss else (head.backward.bytes - head.saved, head.backward.op)
-        moments.mark(below + head.saved, beside + held + ends[0], f"backward of {ends[1]}")
+        moments.mark(below + head.saved, resident + held + ends[0], f"backward of {ends[1]}")
         grads, sums = 0.0 if self.by_loss else self.head_grad, 0.0
         at_once = summed and not self.converts
         for i in range(len(self.layers) - 1, -1, -1):
             memory, block = self.added[i] if at_once else self.layers[i].memory, self.layers[i].buffers
-            if not passing.held:
+            if not passing.gathered:
                 held = held + block.unsharded
                 arrived = gathered_backward_ahead(self.assembly, self.layers, i, arrived=True)
                 arriving = held + block.gathered + arrived + self.x - received
-                moments.mark(below, beside + arriving + grads + sums, "backward of an all-gather")
-            ahead = 0.0 if passing.held else gathered_backward_ahead(self.assembly, self.layers, i)
+                moments.mark(below, resident + arriving + grads + sums, "backward of an all-gather")
+            ahead = 0.0 if passing.gathered else gathered_backward_ahead(self.assembly, self.layers, i)
             extra = memory.backward.bytes - self.layers[i].memory.saved - received
             received = 0.0
-            moments.mark(below, beside + held + ahead + grads + sums + extra, f"backward of {memory.backward.op}")
+            moments.mark(below, resident + held + ahead + grads + sums + extra, f"backward of {memory.backward.op}")
             below = below - self.layers[i].memory.saved
             if not summed:
                 sums = sums + self.summed(block)
                 copied = self.layers[i].last if self.converts else 0.0
                 moments.mark(
-                    below, beside + held + ahead + grads + sums + copied + self.x, "backward of a sum of gradients"
+                    below, resident + held + ahead + grads + sums + copied + self.x, "backward of a sum of gradients"
                 )
         extra = self.embedding.backward.bytes - self.embedding.saved
         moments.mark(
-            self.embedding.saved, beside + held + grads + sums + extra, f"backward of {self.embedding.backward.op}"
+            self.embedding.saved, resident + held + grads + sums + extra, f"backward of {self.embedding.backward.op}"
         )
         if not summed and self.converts and not fresh and not self.by_loss:
             moments.mark(
-                0.0, beside + held + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients"
+                0.0, resident + held + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients"
             )
 
     def sent_before(self, passing: Passing) -> Num:
@@ -232,8 +234,8 @@ class ShardedChunk:
     def one_half(self, passing: Passing, moments: Moments) -> None:
         """A backward for inputs, or for weights; the latter frees what was kept for it layer by layer."""
         kept, peak = self.half
-        params = self.root.unsharded + (self.parameters if passing.held or passing.kind == "I" else 0.0)
-        now, then = self.held(passing.gradients), self.held(passing.gradients.after(passing.kind))
+        params = self.root.unsharded + (self.parameters if passing.gathered or passing.kind == "I" else 0.0)
+        now, then = self.gradient_bytes(passing.gradients), self.gradient_bytes(passing.gradients.after(passing.kind))
         if passing.kind == "I":
             moments.mark(0.0, self.output + params + now + peak, "gradients of the inputs")
             moments.mark(kept, self.output + params + then, "gradients of the inputs")
@@ -247,7 +249,7 @@ class ShardedChunk:
     def reduction(self, gradients: Gradients) -> PeakMoment:
         """The worst moment of the reduction: root first, each group's parameters freed before its gradients are copied in."""
         moments = Moments(0.0)
-        held, left = self.parameters, self.held(gradients)
+        held, left = self.parameters, self.gradient_bytes(gradients)
         shards: Num = 0.0
         roots = [(root, self.last_of_root) for root in self.roots]
         for of, last in [*roots, *((w.buffers, w.last) for w in self.layers)]:

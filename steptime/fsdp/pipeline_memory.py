@@ -118,10 +118,10 @@ class Situation(NamedTuple):
     chunk: int
     passing: Passing
     gradients: tuple[Gradients, ...]
-    layers_held: frozenset[int]
-    roots_held: frozenset[int]
+    gathered_layers: frozenset[int]
+    gathered_roots: frozenset[int]
     reduces: bool
-    beside: Outstanding
+    during: Outstanding
     """What it holds of other micro-batches in the action."""
     after: Outstanding
     """What it holds after it."""
@@ -137,15 +137,15 @@ def situations(steps: Sequence[ShardedStep], count: int) -> Iterator[Situation]:
 
     for step in steps:
         kind, _, at = step.action
-        passing = Passing(kind, at in step.fetched, at in step.layers_held, step.roots, gradients[at])
+        passing = Passing(kind, at in step.fetched, at in step.gathered_layers, step.roots, gradients[at])
         whole = put(held.whole, at, held.whole[at] - (kind in "BI"))
-        beside = Outstanding(whole, put(held.late, at, held.late[at] - (kind == "W")), held.unreduced)
+        during = Outstanding(whole, put(held.late, at, held.late[at] - (kind == "W")), held.unreduced)
         held = Outstanding(
             put(whole, at, whole[at] + (kind == "F")),
-            put(beside.late, at, beside.late[at] + (kind == "I")),
+            put(during.late, at, during.late[at] + (kind == "I")),
             put(held.unreduced, at, not step.reduces),
         )
-        yield Situation(at, passing, gradients, step.layers_held, step.roots_held, step.reduces, beside, held)
+        yield Situation(at, passing, gradients, step.gathered_layers, step.gathered_roots, step.reduces, during, held)
         gradients = put(gradients, at, Gradients() if step.reduces else gradients[at].after(kind))
 
 
@@ -160,7 +160,7 @@ class StageHeld:
         self.chunks, self.to_come = chunks, to_come
         self.kept = [chunk.saved for chunk in chunks]
         self.worst = [cache(chunk.worst) for chunk in chunks]
-        self.unsharded = [cache(chunk.held) for chunk in chunks]
+        self.unsharded = [cache(chunk.gradient_bytes) for chunk in chunks]
         self.reduction = [cache(chunk.reduction) for chunk in chunks]
 
     def saved(self, of: Outstanding) -> Num:
@@ -182,17 +182,17 @@ class StageHeld:
 
     def moment(self, one: Situation) -> PeakMoment:
         """The worst moment of an action, or of the reduction that follows it."""
-        at, to_come = one.chunk, self.waiting(one.beside)
+        at, to_come = one.chunk, self.waiting(one.during)
         own = self.worst[at](one.passing)
         others = sum(
             [
-                beside(chunk, one, c) + self.unsharded[c](one.gradients[c])
+                gathered_bytes(chunk, one, c) + self.unsharded[c](one.gradients[c])
                 for c, chunk in enumerate(self.chunks)
                 if c != at
             ]
         )
-        saved = self.saved(one.beside)
-        left = others + self.left(one.beside, at, 1)
+        saved = self.saved(one.during)
+        left = others + self.left(one.during, at, 1)
         moment = PeakMoment(saved + own.activations_bytes, left + own.transient_bytes, own.op, to_come)
         if not one.reduces:
             return moment
@@ -206,7 +206,7 @@ def shards(assembly: Assembly, stage: int) -> list[Num]:
     return [sharded_elements(assembly, [chunk]) for chunk in assembly.stages[stage]]
 
 
-def beside(chunk: ShardedChunk, step: Situation, at: int) -> Num:
+def gathered_bytes(chunk: ShardedChunk, step: Situation, at: int) -> Num:
     """Bytes of a chunk's gathered parameters while another one runs."""
-    layers = chunk.parameters if at in step.layers_held else 0.0
-    return layers + (chunk.root.unsharded if at in step.roots_held else 0.0)
+    layers = chunk.parameters if at in step.gathered_layers else 0.0
+    return layers + (chunk.root.unsharded if at in step.gathered_roots else 0.0)

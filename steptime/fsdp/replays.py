@@ -12,28 +12,28 @@ from steptime.fsdp.groups import Buffers, options
 from steptime.job.assembly import Assembly
 
 
-def runs_again(assembly: Assembly) -> bool:
+def reentrant_checkpoints(assembly: Assembly) -> bool:
     """Whether the layers of FSDP 1 are under reentrant checkpoints."""
     job = assembly.job
     return options(assembly).version == 1 and job.recompute.granularity == "full" and job.software.activations.reentrant
 
 
 def gathered_ahead(assembly: Assembly) -> bool:
-    """Whether each layer is gathered before its own backward starts: not in `runs_again`, nor without BACKWARD_PRE."""
+    """Whether each layer is gathered before its own backward starts: not in `reentrant_checkpoints`, nor without BACKWARD_PRE."""
     said = options(assembly)
-    return not runs_again(assembly) and said.prefetch > 0 and said.backward_prefetch == "pre"
+    return not reentrant_checkpoints(assembly) and said.prefetch > 0 and said.backward_prefetch == "pre"
 
 
 def gathers_after(assembly: Assembly) -> bool:
     """Whether a layer's backward ends with the gather of the next one (BACKWARD_POST): the last layer gathers for itself."""
-    return options(assembly).backward_prefetch == "post" and not runs_again(assembly)
+    return options(assembly).backward_prefetch == "post" and not reentrant_checkpoints(assembly)
 
 
 def backward_gathers(assembly: Assembly) -> float:
     """How often the backward of a layer gathers its parameters."""
     if not options(assembly).reshard_after_forward:
         return 0.0
-    return 2.0 if runs_again(assembly) else 1.0
+    return 2.0 if reentrant_checkpoints(assembly) else 1.0
 
 
 def to_fewer_ranks(assembly: Assembly) -> bool:

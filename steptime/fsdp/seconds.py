@@ -129,8 +129,8 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
     )
     if of.experts is None:
         return found
-    beside = price(assembly, tiers, of.experts, rates)
-    return CommSeconds(*(mine + theirs for mine, theirs in zip(found, beside, strict=True)))
+    of_experts = price(assembly, tiers, of.experts, rates)
+    return CommSeconds(*(mine + theirs for mine, theirs in zip(found, of_experts, strict=True)))
 
 
 def summed_bytes(assembly: Assembly, of: Buffers) -> tuple[Num, Num, Num]:
@@ -182,17 +182,17 @@ def group_seconds(
     at = 0
     for part, count in assembly.runs:
         of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
-        again_s, copied_s, leaves_s = gathered_again(assembly, tiers, rates, found.layers[at], of)
+        gather_s, copied_s, leaves_s = backward_gather(assembly, tiers, rates, found.layers[at], of)
         at += count
         forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s + leaves_s, of.near_s)] * count
         compute_s = work.backward.seconds + replay_s[part]
-        back += [CommSeconds(again_s, compute_s, of.reduce_s, copied_s + of.compute_s).sums_of(of)] * count
+        back += [CommSeconds(gather_s, compute_s, of.reduce_s, copied_s + of.compute_s).sums_of(of)] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
     back.append(CommSeconds(0.0, head.backward.seconds))
     return forward, back[::-1]
 
 
-def gathered_again(
+def backward_gather(
     assembly: Assembly, tiers: tuple[Tier, ...], rates: Rates, layer: ParamGroup, of: CommSeconds
 ) -> tuple[Num, Num, Num]:
     """Seconds of a layer's gathers in backward, of copying them out, and of the copy that its forward leaves for them.
@@ -278,8 +278,8 @@ def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Direct
     """
     m = 1.0 * assembly.job.microbatches
     if has_second_partition(assembly.job):
-        again = [of._replace(gather_s=of.near_s) for of in directions[0]]
-        return [(1.0, directions), (m - 1.0, (again, directions[1]))]
+        from_neighbors = [of._replace(gather_s=of.near_s) for of in directions[0]]
+        return [(1.0, directions), (m - 1.0, (from_neighbors, directions[1]))]
     if root_stays(assembly.job):
         root, *layers = directions[0]
         return [(1.0, directions), (m - 1.0, ([root._replace(gather_s=0.0, copy_s=0.0), *layers], directions[1]))]

@@ -19,18 +19,18 @@ def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 def states(assembly: Assembly) -> list[States]:
     """Sharded states on the fullest rank of every stage; gathered parameters count as transients of the walk, not states."""
-    return assembly.once(made_states)
+    return assembly.once(compute_states)
 
 
-def made_states(assembly: Assembly) -> list[States]:
+def compute_states(assembly: Assembly) -> list[States]:
     """The same, for one assembly."""
     size, found, offload = assembly.job.software.state_bytes, list[States](), assembly.job.performance.cpu_offload
     kept, there = 1.0 - offload.share, 0.0 if offload.params else 1.0
     for chunks in assembly.stages:
         shard = sharded_elements(assembly, chunks)
-        held = assembly.counted_params(chunks)
-        ranks = {group: shard_ranks(assembly.job, group) for params, _ in held for group in params.elements}
-        moments = mean_moments(assembly.job, held).get("dense", 0.0)
+        counted = assembly.counted_params(chunks)
+        ranks = {group: shard_ranks(assembly.job, group) for params, _ in counted for group in params.elements}
+        moments = mean_moments(assembly.job, counted).get("dense", 0.0)
         optimizer_bytes = (size.master + moments) * shard
         frozen = frozen_bytes(assembly, chunks) / shard_ranks(assembly.job)
         found.append(
@@ -41,8 +41,8 @@ def made_states(assembly: Assembly) -> list[States]:
                 kept * optimizer_bytes,
                 [],
                 owned=kept * shard,
-                update_bytes=kept * looped_temporaries(assembly.job, held, ranks),
-                host_bytes=offload.share * on_host(assembly.job).held * shard + (1.0 - there) * frozen,
+                update_bytes=kept * looped_temporaries(assembly.job, counted, ranks),
+                host_bytes=offload.share * on_host(assembly.job).stored * shard + (1.0 - there) * frozen,
             )
         )
     return found

@@ -46,8 +46,8 @@ class ChunkLayout(NamedTuple):
     """`contents_of` the stages."""
     first_alike: list[int]
     """For each stage the first one with the same contents."""
-    held: list[CountedParams]
-    """`Assembly.held`, once it is known."""
+    stage_params: list[CountedParams]
+    """`Assembly.stage_params`, once it is known."""
 
 
 LAYOUTS: Recent[ChunkLayout] = Recent(16)
@@ -221,11 +221,11 @@ class Assembly:
         return [(params, counts[key]) for key, params in lists.items()]
 
     @cached_property
-    def held(self) -> list[CountedParams]:
+    def stage_params(self) -> list[CountedParams]:
         """Those of every stage's chunks; equal stages share theirs."""
         if self.alone:
             return self.by_stage(lambda _, chunks: self.counted_params(chunks))
-        known = self.layout.held
+        known = self.layout.stage_params
         if not known:
             known[:] = self.by_stage(lambda _, chunks: self.counted_params(chunks))  # whole, whichever thread is first
         return known
@@ -248,10 +248,10 @@ def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> lis
 
 def stages_of(chunks: Sequence[Chunk], pp: int) -> list[list[Chunk]]:
     """Chunks by stage, virtual chunks in order."""
-    held: list[list[Chunk]] = [[] for _ in range(pp)]
+    stages: list[list[Chunk]] = [[] for _ in range(pp)]
     for chunk in sorted(chunks, key=lambda chunk: chunk.virtual):
-        held[chunk.stage].append(chunk)
-    return held
+        stages[chunk.stage].append(chunk)
+    return stages
 
 
 def contents_of(stages: Sequence[Sequence[Chunk]], sizes: Sequence[int]) -> list[list[int]]:

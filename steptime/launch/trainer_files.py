@@ -31,7 +31,7 @@ from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.program_setup import of_preferences, other_training
 from steptime.launch.script_devices import devices_of
-from steptime.launch.shell.processes import flags_of, taken_apart
+from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import Script, read_script, variables_of
 
 _NO_TRAINING = (
@@ -210,7 +210,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
         raise ConfigError(f"{path}: {what}, or compare both: 3dtrn validate --log {path} --plan FILE")
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, nearby)
-        script = script._replace(arguments=taken_apart(script.arguments))
+        script = script._replace(arguments=split_words(script.arguments))
         said = of_defaults(table, nearby, script.program) | _configs(script, path, nearby, table)
         said |= of_accelerate(script, table) | of_subcommand(script, table)
         flags = flags_of([word.text for word in script.arguments])

@@ -70,7 +70,7 @@ def of_any_batch(assembly: Assembly, stage: int, states: States) -> OfAnyBatch:
     rests = block_rest_bytes(assembly, assembly.stages[stage], states.buckets)
     return OfAnyBatch(
         [*common_buffers(assembly), *grow_only(assembly, stage)],
-        held("unsplit remainders of blocks", rests, BLOCKS, stays=True),
+        one_buffer("unsplit remainders of blocks", rests, BLOCKS, stays=True),
         gradient_copies(assembly.job, states),
     )
 
@@ -84,7 +84,7 @@ def common_buffers(assembly: Assembly) -> list[HeldBuffer]:
     """The buffers that every stage has alike, the first of each."""
     return [
         *workspaces(assembly.job),
-        *held("Megatron's grow-only buffer", comm_buffer_bytes(assembly), POOL, stays=True),
+        *one_buffer("Megatron's grow-only buffer", comm_buffer_bytes(assembly), POOL, stays=True),
     ]
 
 
@@ -96,15 +96,15 @@ def stage_buffers(assembly: Assembly, stage: int, states: States, known: OfAnyBa
     return [
         *first,
         *of_pipeline(assembly, chunks),
-        *held("operands of the head's deferred gradients", deferred, DEFERRED),
-        *held("logits of the previous micro-batch", before, OUTPUT_BUFFERS),
+        *one_buffer("operands of the head's deferred gradients", deferred, DEFERRED),
+        *one_buffer("logits of the previous micro-batch", before, OUTPUT_BUFFERS),
         *rests,
         *batches(assembly, chunks),
         *copies,
     ]
 
 
-def held(
+def one_buffer(
     name: str, bytes_: Num, source: str, *, stays: bool = False, at_peak: bool = True, carried: bool = False
 ) -> tuple[HeldBuffer, ...]:
     """A buffer; none where it is empty."""
@@ -132,9 +132,11 @@ def workspaces(job: Job) -> list[HeldBuffer]:
     streams = said.grouped_workspaces if job.model.moe is not None and job.software.moe.grouped_gemm else 0
     ours, one = cublas_workspace_bytes(said.cublas_workspace, chip), te_workspace_bytes(chip)
     return [
-        *held(f"cuBLAS workspaces of torch, {said.cublas_handles}", said.cublas_handles * ours, TORCH, stays=True),
-        *held("TransformerEngine's cuBLAS workspace", said.te_workspaces * one, TE, stays=True),
-        *held("workspaces of grouped GEMMs", streams * one, STREAMS, stays=True),
+        *one_buffer(
+            f"cuBLAS workspaces of torch, {said.cublas_handles}", said.cublas_handles * ours, TORCH, stays=True
+        ),
+        *one_buffer("TransformerEngine's cuBLAS workspace", said.te_workspaces * one, TE, stays=True),
+        *one_buffer("workspaces of grouped GEMMs", streams * one, STREAMS, stays=True),
     ]
 
 
@@ -177,9 +179,9 @@ def batches(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     """The mask of the current micro-batch, or all micro-batches of the step with their masks where the ends keep them."""
     job, shard, mask = assembly.job, assembly.shard, mask_bytes(assembly, chunks)
     if not job.software.buffers.batches_stay or not has_batch(chunks):
-        return [*held("attention mask", mask, MASK)]
+        return [*one_buffer("attention mask", mask, MASK)]
     all_of = job.microbatches * (mask + TOKEN * shard.batch * shard.seq)
-    return [*held("micro-batches of the step", all_of, BATCHES, stays=True)]
+    return [*one_buffer("micro-batches of the step", all_of, BATCHES, stays=True)]
 
 
 def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
@@ -196,14 +198,14 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     if job.software.family in EAGER_TORCH:
         sides = sum((not chunk.embedding) + (not chunk.head) for chunk in chunks)
         size = job.microbatches * sides * one
-        return [*held("receive buffers of all micro-batches", size, RECEIVED, stays=True)]
+        return [*one_buffer("receive buffers of all micro-batches", size, RECEIVED, stays=True)]
     if not job.software.buffers.stage_inputs_stay:
         return []
     inputs = sum(not chunk.embedding for chunk in chunks)
     under_way = 0.0 if inputs == 0 else 3.0 if job.parallelism.vpp > 1 else 2.0
     return [
-        *held("inputs of the stage and their gradients", 2.0 * inputs * one, INPUTS, stays=True, at_peak=False),
-        *held("sends and receives in flight", under_way * one, SENDS),
+        *one_buffer("inputs of the stage and their gradients", 2.0 * inputs * one, INPUTS, stays=True, at_peak=False),
+        *one_buffer("sends and receives in flight", under_way * one, SENDS),
     ]
 
 
@@ -235,10 +237,10 @@ def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
     """Gradients of a stage that are allocated once and kept, and what its modules and pieces of layers refer to."""
     dummies, (maps, graphs, pieces) = dummy_wgrad_bytes(assembly, stage), stage_experts(assembly, stage)
     return [
-        *held("dummy weight gradients", dummies, DUMMIES, stays=True),
-        *held("routing maps of token dispatchers", maps, MAPS, stays=True),
-        *held("graphs referenced by token dispatchers", graphs, GRAPHS, stays=True, at_peak=False),
-        *held("gradients of layers run in pieces", pieces, PIECES),
+        *one_buffer("dummy weight gradients", dummies, DUMMIES, stays=True),
+        *one_buffer("routing maps of token dispatchers", maps, MAPS, stays=True),
+        *one_buffer("graphs referenced by token dispatchers", graphs, GRAPHS, stays=True, at_peak=False),
+        *one_buffer("gradients of layers run in pieces", pieces, PIECES),
     ]
 
 
@@ -251,8 +253,8 @@ def gradient_copies(job: Job, states: States) -> list[HeldBuffer]:
     copies, kept = gradient_copy_bytes(job, states), job.software.buffers.gradient_copies == "kept"
     source, old = (COPIES_KEPT, states.gradients_bytes) if kept and copies else (COPIES, 0.0)
     return [
-        *held("fp32 copies of the gradients", copies, source, stays=True, at_peak=kept, carried=kept),
-        *held("gradients of the previous step", old, OLD_GRADIENTS, carried=True),
+        *one_buffer("fp32 copies of the gradients", copies, source, stays=True, at_peak=kept, carried=kept),
+        *one_buffer("gradients of the previous step", old, OLD_GRADIENTS, carried=True),
     ]
 
 

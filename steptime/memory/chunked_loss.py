@@ -52,7 +52,7 @@ def loop_bytes(head: Part) -> Num:
     return copies + hidden / head.x.itemsize * FP32
 
 
-def beside_head(head: Part) -> Num:
+def standing_bytes(head: Part) -> Num:
     """Bytes that a chunk's backward finds besides the walk of the head, with labels and logits that are still referenced."""
     logits = 0.0 if "head.logits" in kept_by(head) else head.sizes["head.logits"]
     return loop_bytes(head) + logits + head.sizes["loss.targets"]

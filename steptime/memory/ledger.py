@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from steptime.base.num import PLAIN, Num, is_column, made, maximum
+from steptime.base.num import PLAIN, Num, is_column, maximum, new_row
 from steptime.base.records import ByFields
 from steptime.model.ops import Op
 
@@ -50,7 +50,7 @@ class Ledger(ByFields):
     @property
     def peak(self) -> Peak:
         """The peak so far."""
-        return made(Peak, (self.most, self.op))
+        return new_row(Peak, (self.most, self.op))
 
     def mark(self, op: str, extra: Num = 0.0) -> None:
         """Record a moment, with `extra` bytes that exist only in it."""

@@ -11,7 +11,7 @@ from steptime.software.state_bytes import FP32
 class OnHost(NamedTuple):
     """Bytes per parameter that the host updates."""
 
-    held: Num
+    stored: Num
     """In host memory."""
     touched: float
     """Read and written in host memory by the update."""
@@ -21,7 +21,7 @@ class OnHost(NamedTuple):
     """Copied to the device after the update."""
     cast: float = 0.0
     """Read and written in device memory to cast incoming parameters to their dtype."""
-    beside: float = 0.0
+    read_on_device: float = 0.0
     """Read in the device's memory for each parameter that stays there, beyond what its own optimizer reads and writes."""
     gathered: float = 0.0
     """Copied to the device before each all-gather."""
@@ -51,8 +51,8 @@ def hybrid(job: Job) -> OnHost:
     """
     size = job.software.bytes_of(job.software.states.param_dtype)
     moments = job.software.state_bytes.moments
-    beside = 0.0 if job.performance.cpu_offload.keep_masters else FP32
-    return OnHost(2.0 * FP32 + moments, 3.0 * FP32 + 2.0 * moments, FP32, FP32, FP32 + size, beside)
+    read_on_device = 0.0 if job.performance.cpu_offload.keep_masters else FP32
+    return OnHost(2.0 * FP32 + moments, 3.0 * FP32 + 2.0 * moments, FP32, FP32, FP32 + size, read_on_device)
 
 
 def sharded(job: Job) -> OnHost:
@@ -87,12 +87,12 @@ def zero_offload(job: Job) -> OnHost:
     software, away = job.software, job.performance.cpu_offload.params
     size, sums = software.bytes_of(software.states.param_dtype), software.bytes_of(software.states.main_grad_dtype)
     moments = job.software.state_bytes.moments
-    held = 2.0 * FP32 + moments + sums + (size if away else 0.0)
+    stored = 2.0 * FP32 + moments + sums + (size if away else 0.0)
     touched = 2.0 * FP32 + 3.0 * FP32 + 2.0 * moments + FP32 + size
     if job.zero_level < 3:
         return whole_offload(job, touched)
     reduced = 2.0 * sums + FP32 / job.microbatches
-    return OnHost(held, touched, up=0.0 if away else size, gathered=size if away else 0.0, reduced=reduced)
+    return OnHost(stored, touched, up=0.0 if away else size, gathered=size if away else 0.0, reduced=reduced)
 
 
 FP64, FLAG = 8.0, 1.0
@@ -112,15 +112,15 @@ def whole_offload(job: Job, touched: float) -> OnHost:
     """
     software = job.software
     size = software.bytes_of(software.states.param_dtype)
-    held = 2.0 * FP32 + job.software.state_bytes.moments + size
+    stored = 2.0 * FP32 + job.software.state_bytes.moments + size
     norm = (size + FP64) + FP64
     finite = (size + FP32) + (FP32 + FLAG) + 2.0 * FP32 + (FP32 + FLAG) + 3.0 * FLAG + (FLAG + FP32) + FP32
     readied = norm + finite + (size + FP32)
     summed = size if job.zero_level == 2 else 0.0
-    return OnHost(held + summed * (job.microbatches > 1), touched, FP32, size, readied=readied, summed=summed)
+    return OnHost(stored + summed * (job.microbatches > 1), touched, FP32, size, readied=readied, summed=summed)
 
 
-def offload_buffers(job: Job, held: CountedParams, bucket: Num) -> Num:
+def offload_buffers(job: Job, counted: CountedParams, bucket: Num) -> Num:
     """Bytes of the device's buffers of ZeRO-Offload at stages 1 and 2: buckets of gradients, and the largest parameter's sum.
 
     Same file: setup_buckets makes one buffer of reduce_bucket_size elements, `bucket`, and with overlap_comm a second;
@@ -129,7 +129,7 @@ def offload_buffers(job: Job, held: CountedParams, bucket: Num) -> Num:
     if not follows_buckets(job):
         return 0.0
     most: Num = 0.0
-    for params, _ in held:
+    for params, _ in counted:
         for p in params:
             most = maximum(most, p.each)
     return job.software.itemsize * (bucket * (1.0 if job.software.overlap.dp is False else 2.0) + most)
@@ -140,13 +140,13 @@ def follows_buckets(job: Job) -> bool:
     return job.software.family == "deepspeed" and job.performance.cpu_offload.share > 0.0 and job.zero_level in {1, 2}
 
 
-def staging_bytes(job: Job, held: CountedParams, owned: Num) -> Num:
+def staging_bytes(job: Job, counted: CountedParams, owned: Num) -> Num:
     """Bytes of the fp32 copy on the device, of one tensor at a time, from which an updated parameter is rounded."""
     said = job.performance.cpu_offload
     if said.share == 0.0 or said.keep_masters or on_host(job).cast == 0.0:
         return 0.0
     most: Num = 0.0
-    for params, _ in held:
+    for params, _ in counted:
         for p in params:
             most = maximum(most, p.each)
     return FP32 * minimum(most, owned)

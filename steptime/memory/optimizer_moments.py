@@ -14,15 +14,15 @@ SMALLEST_QUANTIZED = 4096.0
 """Tensors with fewer elements keep fp32 moments (torchao/optim/adam.py, _new_buffer; bitsandbytes' min_8bit_size)."""
 
 
-def mean_moments(job: Job, held: CountedParams) -> dict[str, Num]:
+def mean_moments(job: Job, counted: CountedParams) -> dict[str, Num]:
     """Bytes of moments per parameter, mean of those that one device holds of some chunks, by parameter group."""
     if job.software.states.optimizer in PER_ELEMENT:
         return dict.fromkeys(
-            [group for params, _ in held for group in params.elements], job.software.state_bytes.moments
+            [group for params, _ in counted for group in params.elements], job.software.state_bytes.moments
         )
     moments: dict[str, Num] = {}
     elements: dict[str, Num] = {}
-    for params, count in held:
+    for params, count in counted:
         for p in params:
             group = p.param.group
             moments[group] = moments.get(group, 0.0) + count * p.tensors * tensor_moments(job, p.param, p.each)
@@ -64,7 +64,7 @@ def matrix(p: Param, elements: Num) -> tuple[Num, Num]:
     return (whole_rows, elements / whole_rows) if p.split_dim == len(p.shape) - 1 else (elements / columns, columns)
 
 
-def unevenness(job: Job, held: CountedParams, ranks: dict[str, Num]) -> dict[str, Num]:
+def unevenness(job: Job, counted: CountedParams, ranks: dict[str, Num]) -> dict[str, Num]:
     """Parameters of the rank with the most beyond the mean, where whole matrices are distributed over ranks, by group.
 
     Megatron packs matrices so that no rank does much more than another, and pads every rank's part of the buffer to the fullest
@@ -75,7 +75,7 @@ def unevenness(job: Job, held: CountedParams, ranks: dict[str, Num]) -> dict[str
         return dict.fromkeys(ranks, 0.0)
     matrices = dict.fromkeys(ranks, 0.0)
     largest: dict[str, Num] = dict.fromkeys(ranks, 0.0)
-    for params, count in held:
+    for params, count in counted:
         for p in (p for p in params if orthogonalized(p.param)):
             group = p.param.group
             matrices[group] = matrices[group] + count * p.tensors * p.each
@@ -83,7 +83,7 @@ def unevenness(job: Job, held: CountedParams, ranks: dict[str, Num]) -> dict[str
     return {group: maximum(0.0, largest[group] - matrices[group] / n) for group, n in ranks.items()}
 
 
-def update_temporaries(job: Job, held: CountedParams, ranks: dict[str, Num]) -> Num:
+def update_temporaries(job: Job, counted: CountedParams, ranks: dict[str, Num]) -> Num:
     """Bytes of temporaries that an update holds for the tensor that it works on.
 
     adafactor: the estimate that becomes the update (torch/optim/_adafactor.py, _single_tensor_adafactor). muon: the orthogonal
@@ -92,10 +92,10 @@ def update_temporaries(job: Job, held: CountedParams, ranks: dict[str, Num]) -> 
     """
     software = job.software
     optimizer, size = software.states.optimizer, software.bytes_of(software.states.moment_dtype)
-    most = looped_temporaries(job, held, ranks)
+    most = looped_temporaries(job, counted, ranks)
     if optimizer not in {"adafactor", "muon", "dist_muon"}:
         return most
-    for params, _ in held:
+    for params, _ in counted:
         for p in params:
             if optimizer == "adafactor":
                 most = maximum(most, size * p.each)
@@ -104,7 +104,7 @@ def update_temporaries(job: Job, held: CountedParams, ranks: dict[str, Num]) -> 
     return most
 
 
-def looped_temporaries(job: Job, held: CountedParams, ranks: dict[str, Num]) -> Num:
+def looped_temporaries(job: Job, counted: CountedParams, ranks: dict[str, Num]) -> Num:
     """Those of AdamW in a loop over tensors: the root of the second moment and its quotient (_single_tensor_adam).
 
     Of the shard on this device where ZeRO shards tensors over `ranks` (torch/optim/adam.py).
@@ -114,5 +114,5 @@ def looped_temporaries(job: Job, held: CountedParams, ranks: dict[str, Num]) -> 
     if software.states.optimizer != "adamw" or software.states.optimizer_impl != "for_loop":
         return most
     size = software.bytes_of(software.states.moment_dtype)
-    each = [p.each / (ranks[p.param.group] if job.zero_level >= 2 else 1) for params, _ in held for p in params]
+    each = [p.each / (ranks[p.param.group] if job.zero_level >= 2 else 1) for params, _ in counted for p in params]
     return 2.0 * size * reduce(maximum, each, most)

@@ -10,7 +10,7 @@ from steptime.base.num import Num, is_column, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Runs, take
 from steptime.job.job import Job
 from steptime.job.parts import Part
-from steptime.memory.chunked_loss import beside_head, in_chunks
+from steptime.memory.chunked_loss import in_chunks, standing_bytes
 from steptime.memory.forward_walk import walk_forward
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak, in_allocator
 from steptime.memory.op_walk import Autograd, chunk_peaks, kept_by_part, walk_part
@@ -72,9 +72,9 @@ class PartMemories:
         """Bytes that a loss in chunks holds besides, the head's own gradient included where it comes into being, unsharded."""
         job = self.assembly.job
         if not self.autograd.weight_grads_stay or job.zero_level >= 2:
-            return beside_head(head)
+            return standing_bytes(head)
         weight = next((p.elements for p in head.registered_params if p.param.vocab), 0.0)
-        return beside_head(head) + weight * job.software.bytes_of(job.software.states.main_grad_dtype)
+        return standing_bytes(head) + weight * job.software.bytes_of(job.software.states.main_grad_dtype)
 
     def walked(self, part: Part, modules: AbstractSet[str | float], *, reentrant: bool = False) -> PartMemory:
         """The walk of a part's ops, made once for all jobs that share the part."""
@@ -134,13 +134,13 @@ class PartMemories:
                 plain = self.plain[part]
                 below = below + (count - 1) * plain.saved
                 replay = replay.worse(Peak(below + plain.forward.bytes + x, plain.forward.op))
-                again = self.again(part)
-                backward = backward.worse(Peak(below + again.bytes, again.op))
+                recomputed = self.recomputed_backward(part)
+                backward = backward.worse(Peak(below + recomputed.bytes, recomputed.op))
                 below = below + plain.saved
             self._groups[layers] = PartMemory(1.0 * x, forward, replay.worse(backward), n_params)
         return self._groups[layers]
 
-    def again(self, part: Part) -> Peak:
+    def recomputed_backward(self, part: Part) -> Peak:
         """The peak of the backward of a layer that ran again; its output, which nothing saves, is freed before."""
         return self.reentrant(part) if self.assembly.job.software.activations.reentrant else self.plain[part].backward
 

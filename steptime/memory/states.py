@@ -64,10 +64,10 @@ def shard_ranks(job: Job, group: str = "dense") -> Num:
 
 def stage_states(assembly: Assembly) -> list[States]:
     """States of every stage's device."""
-    return assembly.once(made_states)
+    return assembly.once(compute_states)
 
 
-def made_states(assembly: Assembly) -> list[States]:
+def compute_states(assembly: Assembly) -> list[States]:
     """The same, for one assembly."""
     buckets = assembly.by_chunk(lambda chunk: chunk_buckets(assembly, chunk))
     return assembly.by_stage(lambda stage, _: states_of(assembly, stage, buckets[stage]))
@@ -81,14 +81,14 @@ def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> St
     """
     job = assembly.job
     size, level = job.software.state_bytes, job.zero_level
-    chunks, held = assembly.stages[stage], assembly.held[stage]
+    chunks, counted = assembly.stages[stage], assembly.stage_params[stage]
     quantized = quantized_elements(assembly, chunks)
     buffer: dict[str, Num] = {}
     for bucket in (bucket for chunk in buckets for bucket in chunk):
         buffer[bucket.group] = buffer.get(bucket.group, 0.0) + bucket.elements
-    parts = buffer if job.software.states.padded_buckets and level >= 1 else group_elements(held)
+    parts = buffer if job.software.states.padded_buckets and level >= 1 else group_elements(counted)
     ranks = {group: shard_ranks(job, group) for group in parts}
-    uneven, moments = unevenness(job, held, ranks), mean_moments(job, held)
+    uneven, moments = unevenness(job, counted, ranks), mean_moments(job, counted)
     shards = {group: -(-elements // ranks[group]) + uneven[group] for group, elements in parts.items()}
     padded, shard = sum([parts[group] + n * uneven[group] for group, n in ranks.items()]), sum(shards.values())
     updated = shards if level >= 1 else parts
@@ -99,15 +99,15 @@ def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> St
     return States(
         params_bytes=trained + frozen_bytes(assembly, chunks) / (shard_ranks(job) if level == 3 else 1),
         gradients_bytes=size.gradients * (kept * shard if level >= 2 else padded * gradient_sets(job))
-        + (offload_buffers(job, held, first_bucket_size(assembly, chunks[0])) if follows_buckets(job) else 0.0),
+        + (offload_buffers(job, counted, first_bucket_size(assembly, chunks[0])) if follows_buckets(job) else 0.0),
         optimizer_bytes=masters
         + kept * sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
         owned=kept * owned,
-        update_bytes=update_temporaries(job, held, ranks) + staging_bytes(job, held, owned),
-        gathered_itemsize=gathered_itemsize(job, quantized, held),
+        update_bytes=update_temporaries(job, counted, ranks) + staging_bytes(job, counted, owned),
+        gathered_itemsize=gathered_itemsize(job, quantized, counted),
         kept_masters=masters,
-        host_bytes=offload.share * on_host(job).held * owned if offload.share else 0.0,
+        host_bytes=offload.share * on_host(job).stored * owned if offload.share else 0.0,
     )
 
 
@@ -133,10 +133,10 @@ def frozen_bytes(assembly: Assembly, chunks: Sequence[Chunk]) -> Num:
     return total
 
 
-def group_elements(held: CountedParams) -> dict[str, Num]:
+def group_elements(counted: CountedParams) -> dict[str, Num]:
     """Parameters of some chunks on one device, by group."""
     found: dict[str, Num] = {}
-    for params, count in held:
+    for params, count in counted:
         for group, elements in params.elements.items():
             found[group] = found.get(group, 0.0) + count * elements
     return found
@@ -163,7 +163,7 @@ def extra_bytes(job: Job) -> float:
     return weight_bytes(s.recipe, stored, stored=s.states.fp8_params) - stored
 
 
-def gathered_itemsize(job: Job, quantized: Num, held: CountedParams) -> Num:
+def gathered_itemsize(job: Job, quantized: Num, counted: CountedParams) -> Num:
     """Bytes per parameter in the all-gather; with `fp8_params` quantized weights are sent in the recipe's format.
 
     Megatron puts fp8 parameters and others into separate buffers (core distributed/param_and_grad_buffer.py); the mean is used
@@ -173,7 +173,7 @@ def gathered_itemsize(job: Job, quantized: Num, held: CountedParams) -> Num:
     usual = s.bytes_of(s.states.param_dtype)
     if s.recipe is None or not s.states.fp8_params:
         return usual
-    whole = 1.0 * sum([count * params.total for params, count in held])
+    whole = 1.0 * sum([count * params.total for params, count in counted])
     return usual + (s.recipe.param_gather_itemsize - usual) * quantized / maximum(whole, 1.0)
 
 

@@ -20,7 +20,7 @@ Steps = list[tuple[Peak, Num]]
 class Walks(NamedTuple):
     """The walks of one layer's forward (F) and backward (B)."""
 
-    held: dict[str, Num]
+    at_start: dict[str, Num]
     """Bytes at the start of each."""
     steps: dict[str, Steps]
     saved: Num
@@ -28,16 +28,16 @@ class Walks(NamedTuple):
     """As in `PartMemory`."""
 
 
-def walk_woven(ops: list[Op], x: Tensor, out: str, held: Kept, autograd: Autograd) -> PartMemory:
+def walk_woven(ops: list[Op], x: Tensor, out: str, saved: Kept, autograd: Autograd) -> PartMemory:
     """As `op_walk.walk_part`, of what forward keeps; the same two walks give the peaks of each pass alone and of both in turn."""
-    found = walks(ops, x, out, held, autograd)
+    found = walks(ops, x, out, saved, autograd)
     forward, backward = most(found.steps["F"]), most(found.steps["B"]).worse(woven_peak(ops, found))
     return PartMemory(found.saved, forward, backward, ahead=found.ahead)
 
 
-def walks(ops: list[Op], x: Tensor, out: str, held: Kept, autograd: Autograd) -> Walks:
-    """Walk one layer, which keeps what is `held`, forward and backward."""
-    kept, sizes, segments, sent = held
+def walks(ops: list[Op], x: Tensor, out: str, saved: Kept, autograd: Autograd) -> Walks:
+    """Walk one layer, which keeps tensors as `saved` says, forward and backward."""
+    kept, sizes, segments, sent = saved
     backward = BackwardWalk(ops, sizes, segments, kept, autograd, sent)
     start = {"F": sizes[x.name], "B": backward.ledger.bytes}
     steps = {"F": steps_of(forward_steps(ops, sizes, kept, x.name, out)), "B": steps_of(backward.steps(out))}
@@ -88,7 +88,7 @@ def woven_peak(ops: list[Op], found: Walks) -> Peak:
 
 def in_turn(found: Walks, turns: Sequence[tuple[str, int]]) -> Peak:
     """The most that two walks hold together while they alternate ops."""
-    now, left = dict(found.held), {side: iter(mine) for side, mine in found.steps.items()}
+    now, left = dict(found.at_start), {side: iter(mine) for side, mine in found.steps.items()}
     peak = NO_BYTES
     for side, count in turns:
         (other,) = now.keys() - {side}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.num import same
 from steptime.model.grouped_heads import REPEATED, Read, as_read, gather, gathers, heads, repeat
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
-from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
+from steptime.model.quantize import Operand, backward_casts, cast_context, cast_norm, cast_per_product
 from steptime.model.rotary import ROTATED, rotary
 from steptime.model.shared_sequence import Local
 from steptime.model.sublayers import (
@@ -68,7 +68,7 @@ def query_key_value(
     elements = shard.sequence_tokens * model.hidden_sz
     normed, operand = cast_norm(normed, n1, elements, shard)
     entered, operand = enter_tp("attn", operand, model.hidden_sz, shard, shard.software.recipe)
-    late, operand = cast_again("attn.qkv", operand, shard.tokens * model.hidden_sz, shard)
+    late, operand = cast_per_product("attn.qkv", operand, shard.tokens * model.hidden_sz, shard)
     ops, gate = [*normed, *entered, *late], ""
     if model.attention.gated:
         width = model.n_q_heads * model.head_dim / shard.tp

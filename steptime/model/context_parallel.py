@@ -81,8 +81,8 @@ def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
     calls, kernel = ring(local, qkv, shard.cp / inner, "cp_p2p")
     out, mine = local.out, Tensor("attn.core.q.heads", local.q, shard.itemsize)
 
-    def swap(part: str, bytes_: Num, *, again: bool = False) -> Op:
-        kind = None if again else "all_to_all"
+    def swap(part: str, bytes_: Num, *, backward_only: bool = False) -> Op:
+        kind = None if backward_only else "all_to_all"
         return exchange(f"{part}_a2a", kind=kind, backward="all_to_all", bytes=bytes_, axis="cp_a2a")
 
     kernel = replace(
@@ -101,7 +101,7 @@ def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
         backward_temp_bytes=kernel.backward_temp_bytes + 2.0 * out.bytes + 2.0 * moved + v,
     )
     before = [swap("q", q), swap("k", k), swap("v", v)]
-    return [*before, *calls, kernel, swap("out", out.bytes), swap("out_again", out.bytes, again=True)]
+    return [*before, *calls, kernel, swap("out", out.bytes), swap("out_again", out.bytes, backward_only=True)]
 
 
 def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
@@ -159,10 +159,10 @@ def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
     shard, (q, k, v) = local.shard, qkv
     size, cp, moved = shard.itemsize, shard.cp, local.q_bytes + local.kv_bytes
 
-    def swap(part: str, name: str, made: Tensor) -> Comm:
+    def swap(part: str, name: str, sent: Tensor) -> Comm:
         return Comm(
-            f"attn.core.{part}_a2a", (name,), (made,), kind="all_to_all", backward="all_to_all", axis="cp",
-            bytes=made.bytes, role="core_attn",
+            f"attn.core.{part}_a2a", (name,), (sent,), kind="all_to_all", backward="all_to_all", axis="cp",
+            bytes=sent.bytes, role="core_attn",
         )  # fmt: skip
 
     counts = (("q", q, local.q), ("k", k, local.k), ("v", v, local.v))

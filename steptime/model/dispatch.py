@@ -54,10 +54,10 @@ def permute(
     return op, DispatchedTensors(out.name, probs.name)
 
 
-def unpermute(rows: Rows, name: str, x: str, read: Num, made: Num, saves: tuple[str, ...] = ()) -> tuple[Op, str]:
-    """Sum rows back into `made` tokens, by the indices that `permute` kept."""
-    out = Tensor(f"{name}.out", made * rows.hidden, rows.shard.itemsize)
-    moved = (read + made) * rows.hidden * rows.shard.itemsize
+def unpermute(rows: Rows, name: str, x: str, read: Num, tokens: Num, saves: tuple[str, ...] = ()) -> tuple[Op, str]:
+    """Sum rows back into `tokens`, by the indices that `permute` kept."""
+    out = Tensor(f"{name}.out", tokens * rows.hidden, rows.shard.itemsize)
+    moved = (read + tokens) * rows.hidden * rows.shard.itemsize
     kernels = 1.0 if rows.shard.software.moe.permute_fusion else 3.0
     return Move(name, (x,), (out,), saves, (), (), moved, moved, kernels, role="moe"), out.name
 

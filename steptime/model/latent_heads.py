@@ -35,7 +35,7 @@ def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> tuple[li
     size, kernels, n = shard.itemsize, shard.software.kernels, model.n_q_heads / shard.tp
     _, nope, rope, _ = model.attention.latent_widths
     q, k = (Tensor(f"attn.{part}", shard.tokens * n * (nope + rope), size) for part in ("q", "k"))
-    if kernels.rope_impl == "fused" and not te_beside_torch(shard):
+    if kernels.rope_impl == "fused" and not te_with_torch(shard):
         moved = 2.0 * (q.bytes + k.bytes)
         reads = (q_up, "attn.kv_down", kv_up)
         return [Move("attn.rope", reads, (q, k), (), (), (), moved, moved, 2.0, role="mla_up_proj")], kv_up
@@ -50,22 +50,22 @@ def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> tuple[li
         kernels=2.0 if kernels.rope_impl == "fused" else 12.0,
         role="mla_up_proj",
     )
-    copied, v = own_value(model, shard, kv_up) if te_beside_torch(shard) else ([], kv_up)
+    copied, v = own_value(model, shard, kv_up) if te_with_torch(shard) else ([], kv_up)
     return [turn, join(model, shard, (q_up, kv_up, rotated.name), (q, k)), *copied], v
 
 
-def te_beside_torch(shard: Shard) -> bool:
+def te_with_torch(shard: Shard) -> bool:
     """Whether TransformerEngine rotates and attends, and torch's own kernels do the rest, as in NeMo AutoModel uncompiled."""
     return without_release(shard.software.name) == "automodel" and shard.software.kernels.compile == "none"
 
 
-def join(model: Model, shard: Shard, inputs: tuple[str, str, str], made: tuple[Tensor, Tensor]) -> Move:
+def join(model: Model, shard: Shard, inputs: tuple[str, str, str], outputs: tuple[Tensor, Tensor]) -> Move:
     """Queries and keys concatenated.
 
     Backward concatenates too: the gradient of the queries from its two parts, that of keys and values from a slice of the keys'
     and the values'; the keys' rope part is summed over the heads.
     """
-    q, k = made
+    q, k = outputs
     _, nope, rope, value = model.attention.latent_widths
     of_heads = shard.tokens * model.n_q_heads / shard.tp
     kv, summed = of_heads * (nope + value), of_heads * rope * shard.itemsize
@@ -75,7 +75,7 @@ def join(model: Model, shard: Shard, inputs: tuple[str, str, str], made: tuple[T
     return Move(
         "attn.join",
         inputs,
-        made,
+        outputs,
         forward_bytes=2.0 * forward * shard.itemsize,
         backward_bytes=2.0 * backward * shard.itemsize + summed,
         forward_by_element=slow[0],

@@ -146,10 +146,10 @@ def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], s
     return [*ops, reordered("mamba.sequence_first", y.name, back)], back.name
 
 
-def reordered(name: str, x: str, made: Tensor) -> Move:
+def reordered(name: str, x: str, out: Tensor) -> Move:
     """A transposed tensor made contiguous, forward and backward, which torch copies element by element (mamba_mixer.py)."""
-    slow = ByElement(made.elements, 2.0 * made.bytes)
-    return Move(name, (x,), (made,), forward_by_element=slow, backward_by_element=slow)
+    slow = ByElement(out.elements, 2.0 * out.bytes)
+    return Move(name, (x,), (out,), forward_by_element=slow, backward_by_element=slow)
 
 
 def temporaries(w: Widths, size: float) -> tuple[Num, Num]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.model.ops import VECTORIZED, ByElement, Move, Op, Param, Role, Tensor
-from steptime.model.quantize import Operand, backward_casts, cast, cast_again, cast_norm
+from steptime.model.quantize import Operand, backward_casts, cast, cast_norm, cast_per_product
 from steptime.model.sublayers import Sublayer, add_branch, casts, enter_tp, leave_tp, linear, linear_params, norm_before
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def feed_forward(model: Model, shard: Shard, operand: Operand, words: Words) -> 
     """Enter the tensor-parallel region, up, activation, down, and leave it."""
     hidden, width = model.hidden_sz, model.inter_sz / shard.tp
     entered, operand = enter_tp(words.name, operand, hidden, shard, shard.software.recipe, words.role)
-    late, operand = cast_again(f"{words.name}.up", operand, shard.tokens * hidden, shard, words.role)
+    late, operand = cast_per_product(f"{words.name}.up", operand, shard.tokens * hidden, shard, words.role)
     inner, act = glu(model, shard, operand, words) if model.glu else plain(model, shard, operand, words)
     quantized, operand = cast(f"{words.name}.act", act, shard.tokens * width, shard, role=words.act)
     weight = Param(f"{words.name}.down.weight", (hidden, model.inter_sz), 1)

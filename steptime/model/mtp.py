@@ -54,10 +54,10 @@ def head_ops(model: Model, shard: Shard, embedding: list[Op], layer: list[Op]) -
     for depth in range(1, model.mtp + 1):
         head = [*rolled("labels", shard), *output_ops(model, shard, "out", shared=True), scale(shard)]
         ops += renamed(head, f"mtp.{depth}.", {"out": parts[depth].name})
-    return [*ops, *beside_logits(output_ops(model, shard, parts[0].name))]
+    return [*ops, *with_previous_logits(output_ops(model, shard, parts[0].name))]
 
 
-def beside_logits(ops: list[Op]) -> list[Op]:
+def with_previous_logits(ops: list[Op]) -> list[Op]:
     """The last head, besides the logits of the previous depth, which GPTModel._postprocess references until it returns."""
     [logits] = [op.outputs[0] for op in ops if isinstance(op, Gemm)]
     return [
@@ -141,7 +141,7 @@ def renamed(ops: list[Op], prefix: str, inputs: dict[str, str]) -> list[Op]:
     def new(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(inputs.get(name, prefix + name) for name in names)
 
-    def made(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def new_tensors(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(t._replace(name=prefix + t.name) for t in tensors)
 
     return [
@@ -149,9 +149,9 @@ def renamed(ops: list[Op], prefix: str, inputs: dict[str, str]) -> list[Op]:
             op,
             name=prefix + op.name,
             inputs=new(op.inputs),
-            outputs=made(op.outputs),
+            outputs=new_tensors(op.outputs),
             saves=new(op.saves),
-            stats=made(op.stats),
+            stats=new_tensors(op.stats),
             params=tuple(p if p.shared else p._replace(name=prefix + p.name) for p in op.params),
         )
         for op in ops

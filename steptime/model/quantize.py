@@ -46,15 +46,15 @@ def copies(x: str, elements: Num, recipe: Recipe, itemsize: float, *, both: bool
     return (rows, Tensor(f"{x}.columns", elements, recipe.itemsize)) if both else (rows,)
 
 
-def cast_bytes(elements: Num, recipe: Recipe, itemsize: float, made: float) -> Num:
-    """Bytes of casting a tensor into `made` copies: read for its maximum where the recipe needs it, read, written."""
-    reads = cast_kernels(recipe, made)
-    return elements * (itemsize * reads + made * recipe.itemsize)
+def cast_bytes(elements: Num, recipe: Recipe, itemsize: float, n_copies: float) -> Num:
+    """Bytes of casting a tensor into `n_copies` copies: read for its maximum where the recipe needs it, read, written."""
+    reads = cast_kernels(recipe, n_copies)
+    return elements * (itemsize * reads + n_copies * recipe.itemsize)
 
 
-def cast_kernels(recipe: Recipe, made: float) -> float:
-    """Kernels of a cast into `made` copies."""
-    return 1.0 + recipe.amax_reads + (recipe.column_reads if made > 1.0 else 0.0)
+def cast_kernels(recipe: Recipe, n_copies: float) -> float:
+    """Kernels of a cast into `n_copies` copies."""
+    return 1.0 + recipe.amax_reads + (recipe.column_reads if n_copies > 1.0 else 0.0)
 
 
 def cast(
@@ -65,7 +65,7 @@ def cast(
     if recipe is None:
         return [], Operand(x, x)
     if recipe.casts:
-        return cast_again(name, Operand(x, x), elements, shard, role)
+        return cast_per_product(name, Operand(x, x), elements, shard, role)
     made = copies(x, elements, recipe, shard.itemsize, both=both and recipe.copies > 1.0)
     moved = cast_bytes(elements, recipe, shard.itemsize, float(len(made)))
     kernels = cast_kernels(recipe, float(len(made)))
@@ -73,7 +73,7 @@ def cast(
     return [op], Operand(made[0].name, made[-1].name, len(made) > 1)
 
 
-def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = "") -> tuple[list[Op], Operand]:
+def cast_per_product(name: str, x: Operand, elements: Num, shard: Shard, role: Role = "") -> tuple[list[Op], Operand]:
     """Torchao: the quantized copy of a projection's input exists only for its product; backward casts the kept tensor again.
 
     By tensor both casts are the same, so torch.compile makes one and keeps it: a byte in place of the input's two, which are kept

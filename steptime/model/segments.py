@@ -106,7 +106,7 @@ def per_op(ops: list[Op], policy: str, *, compiled: bool, attend: bool = False) 
     kept = [ops[i].outputs if isinstance(ops[i], Gemm) else ops[i].allocates for i in sorted(skips)]
     keeps = tuple(t.name for made in kept for t in made)  # autocast's copy of a weight is made again
     if compiled or nth == 1:
-        needed, unused = needed_again(ops, skips)
+        needed, unused = read_by_backward(ops, skips)
         keeps = tuple(name for name in keeps if name in needed)
         skips |= unused
     every = range(len(ops))
@@ -122,7 +122,7 @@ def keeps_casts(op: Gemm) -> bool:
     return op.recipe is not None and op.recipe.keeps_casts
 
 
-def needed_again(ops: list[Op], kept: set[int]) -> tuple[set[str], set[int]]:
+def read_by_backward(ops: list[Op], kept: set[int]) -> tuple[set[str], set[int]]:
     """What backward and the replay of all ops but `kept` read, and the ops whose outputs neither reads."""
     needed, unused = {name for op in ops for name in op.saves}, set[int]()
     for i in sorted({*range(len(ops))} - kept, reverse=True):
@@ -168,7 +168,7 @@ def rotations(ops: list[Op]) -> list[Segment]:
     found = []
     for end in (i for i, op in enumerate(ops) if isinstance(op, Attention)):
         first = end
-        while first and isinstance(ops[first - 1], Move) and made_for(ops, first - 1, range(first, end + 1)):
+        while first and isinstance(ops[first - 1], Move) and feeds(ops, first - 1, range(first, end + 1)):
             first -= 1
         if first < end:
             segment, sums = discarded(ops, range(first, end)), [t.name for op in ops[first:end] for t in op.stats]
@@ -176,7 +176,7 @@ def rotations(ops: list[Op]) -> list[Segment]:
     return found
 
 
-def made_for(ops: list[Op], i: int, run: range) -> bool:
+def feeds(ops: list[Op], i: int, run: range) -> bool:
     """Whether a run reads something that op i makes."""
     return bool({t.name for t in ops[i].outputs} & {*reads(ops, run)})
 

@@ -13,7 +13,7 @@ from steptime.model.quantize import (
     Operand,
     agree,
     backward_casts,
-    cast_again,
+    cast_per_product,
     casts_its_share,
     forward_cast,
     saved_casts,
@@ -150,7 +150,7 @@ def enter_tp(
     if recipe and quantized:
         whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
         if recipe.casts:
-            made, x = cast_again(name, x, shard.sequence_tokens * hidden, shard, role)
+            made, x = cast_per_product(name, x, shard.sequence_tokens * hidden, shard, role)
             made = [*agree(name, shard, forward=True, role=role), *made]
     gather = Comm(
         f"{name}.gather",

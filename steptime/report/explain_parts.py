@@ -126,7 +126,7 @@ def host_copies(estimate: Estimate) -> FactList:
     return FactList(part_title(estimate, "host_comm"), facts)
 
 
-def gradients_held(job: Job) -> str:
+def gradient_bytes(job: Job) -> str:
     """Bytes of gradients on a device, and what is on the way to the host."""
     each = f"{job.software.state_bytes.gradients:g} B each, sharded at zero_level 2 and above"
     if not follows_buckets(job):
@@ -141,7 +141,7 @@ def host_optimizer(estimate: Estimate) -> FactList:
     said, per, machine = job.performance.cpu_offload, on_host(job), job.machine
     facts = [
         Fact("share", [f"the host updates {percent(said.share)} of the parameters that a device owns"]),
-        Fact("bytes", [f"{per.held:g} B stored and {per.touched:g} B read and written per parameter"]),
+        Fact("bytes", [f"{per.stored:g} B stored and {per.touched:g} B read and written per parameter"]),
     ]
     if machine.host is not None:
         rate = machine.host.device_bytes_per_s(machine.devices_per_node, said.threads)
@@ -180,7 +180,7 @@ def optimizer(estimate: Estimate) -> FactList:
     """Bytes that the update moves over the rate of memory, on the stage that owns most parameters."""
     job, timing = estimate.job, estimate.timing
     assembly = estimate.assembly
-    shares = [updated(job, held) for held in assembly.held]
+    shares = [updated(job, held) for held in assembly.stage_params]
     most, moments, *_ = max(shares, key=lambda share: share.owned)
     named = job.software.states.optimizer
     per, clip, rate = update_bytes_per_param(job, moments), clip_bytes_per_param(job), timing.rates.bytes_per_s
@@ -209,7 +209,7 @@ def _orthogonalized(estimate: Estimate) -> list[Fact]:
     if "muon" not in states.optimizer:
         return []
     context = estimate.timing.pricing.context
-    took = max(orthogonalize_s(assembly.job, params, context) for params in assembly.held)
+    took = max(orthogonalize_s(assembly.job, params, context) for params in assembly.stage_params)
     if sharded(assembly.job):
         how = f"{STEPS:g} iterations on each matrix, product by product, and the collectives of its shards: {seconds(took)}"
         return [Fact("orthogonalize", [how, "torch/optim/_muon.py on DTensors; Jordan et al. 2024"])]

@@ -24,7 +24,7 @@ from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 from steptime.report.breakdown import RECEIVE_BUFFERS
 from steptime.report.constants import abbreviations, constant, setting_source
-from steptime.report.explain_parts import gradients_held
+from steptime.report.explain_parts import gradient_bytes
 from steptime.report.format import gib, in_gib, percent, whole
 from steptime.report.headline import RULE
 from steptime.report.table import Fact, FactList
@@ -52,7 +52,7 @@ def worst_stage(estimate: Estimate) -> FactList:
 
 def stage(estimate: Estimate, row: StageMemory) -> FactList:
     """States by their formula, tensors saved per micro-batch, buffers, transients at the peak, and the device's capacity."""
-    states = _held_states(estimate, row.stage)
+    states = _states_of(estimate, row.stage)
     held = stage_buffers(estimate.assembly, row.stage, states)
     ends = further_ends(estimate.assembly, row.stage, states)
     between = [item for item in [*held, ends] if item.stays and not item.at_peak and item.bytes]
@@ -98,8 +98,8 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     if states.padded_buckets and job.zero_level:
         counted += f"; buckets are padded ({setting_source(job, 'padded_buckets')})"
     params = f"{size.params:g} B each, sharded at zero_level 3{_other_parameters(estimate, row, sum(groups.values()))}"
-    gradients = gradients_held(job)
-    if (to_come := _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes) > 0.0:
+    gradients = gradient_bytes(job)
+    if (to_come := _states_of(estimate, row.stage).gradients_bytes - row.gradients_bytes) > 0.0:
         gradients += f"; {in_gib(to_come)} GiB of them are not allocated at the peak"
     found = [Fact("held", [counted])]
     for label, bytes_, how, keys in (
@@ -175,7 +175,7 @@ def _sums(estimate: Estimate) -> list[Fact]:
     return [_fact("", float(fsdp.summed_bytes(estimate.assembly)), how, source)]
 
 
-def _held_states(estimate: Estimate, stage: int) -> States:
+def _states_of(estimate: Estimate, stage: int) -> States:
     """States of a stage."""
     assembly = estimate.assembly
     return (fsdp.states(assembly) if fsdp.applies(estimate.job) else stage_states(assembly))[stage]
@@ -192,7 +192,7 @@ def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
     fixed = row.allocated_bytes - moving
     if fsdp.applies(job) and fsdp.pooled(job):
         gathers = fsdp.peak_moments(estimate.assembly)[row.stage].gathers_bytes
-        to_come = _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes
+        to_come = _states_of(estimate, row.stage).gradients_bytes - row.gradients_bytes
         most = (row.reserved_bytes - fixed - to_come - gathers) / (1.0 + share)
         text = (
             f"{in_gib(fixed)} states and buffers + {in_gib(to_come)}, gradients not allocated at the peak, "

@@ -81,7 +81,7 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
         *(Fact("HOST", [line]) for line in host(estimate)),
     ]
     rest = (
-        [Fact("TIME", [_widest(estimate)]), Fact("MEMORY", [_held(estimate)])]
+        [Fact("TIME", [_widest(estimate)]), Fact("MEMORY", [_memory_contents(estimate)])]
         if brief
         else [Fact("WORK", _work(estimate))]
     )
@@ -106,7 +106,7 @@ def _widest(estimate: Estimate) -> str:
     return ", ".join(f"{part_name(name)} {100.0 * share:.0f} %" for name, share in shown)
 
 
-def _held(estimate: Estimate) -> str:
+def _memory_contents(estimate: Estimate) -> str:
     """Contents of the fullest stage at its peak."""
     row = estimate.memory.stages[estimate.memory.worst_stage]
     parts = (

@@ -105,8 +105,8 @@ def _errors(judged: Judgement, estimate: Estimate) -> Table:
     if judged.measured_bytes is not None:
         pair = (judged.predicted_bytes, judged.measured_bytes)
         rows.append(_row(f"memory, {judged.metric}", pair, judged.memory_error, lambda x: f"{x / GIB:,.2f} GiB"))
-    if judged.held is not None:
-        pairs = (("between steps", judged.held.persisting), ("peak, first step", judged.held.first_peak))
+    if judged.allocator is not None:
+        pairs = (("between steps", judged.allocator.persisting), ("peak, first step", judged.allocator.first_peak))
         for name, found in pairs:
             if found is not None:
                 measured_bytes, ours_bytes = found

@@ -19,10 +19,10 @@ BytesPerChunk: TypeAlias = Sequence[Sequence[Num]]
 class State(NamedTuple):
     """The micro-batches that a stage holds when a forward ends or a backward starts; that micro-batch is included."""
 
-    held: tuple[int, ...]
+    in_flight: tuple[int, ...]
     """[vpp] micro-batches of which a chunk holds saved tensors, until the last backward action of each."""
     whole: tuple[int, ...]
-    """[vpp] those of them whose B or I has not run, which are held in full; equal to `held` where backward is not split."""
+    """[vpp] those of them whose B or I has not run, which are held in full; equal to `in_flight` where backward is not split."""
     action: Action
 
     def later(self, microbatches: int) -> State:
@@ -32,7 +32,7 @@ class State(NamedTuple):
     def below(self, other: State) -> bool:
         """Whether this one holds no more of any chunk than another state: micro-batches in full, and halves of them."""
         more = map(ge, other.whole, self.whole)
-        halves = map(ge, map(sub, other.held, other.whole), map(sub, self.held, self.whole))
+        halves = map(ge, map(sub, other.in_flight, other.whole), map(sub, self.in_flight, self.whole))
         return other is not self and all(more) and all(halves)
 
 
@@ -118,7 +118,7 @@ def _corners(found: list[State]) -> list[State]:
     for state in found:
         key = state.action.kind, state.action.chunk
         row = kept.setdefault(key, [])
-        step = list(map(sub, state.held + state.whole, row[-1].held + row[-1].whole)) if row else []
+        step = list(map(sub, state.in_flight + state.whole, row[-1].in_flight + row[-1].whole)) if row else []
         if len(row) > 1 and step == steps[key]:
             row.pop()
         row.append(state)
@@ -206,4 +206,6 @@ def in_flight(schedule: str, pp: int, vpp: int, microbatches: int, group: int | 
     >>> in_flight("1f1b", 4, 1, 8), in_flight("interleaved", 4, 2, 8)
     ([4.0, 3.0, 2.0, 1.0], [5.5, 4.5, 3.5, 2.5])
     """
-    return [max(sum(state.held) for state in found) / vpp for found in states(schedule, pp, vpp, microbatches, group)]
+    return [
+        max(sum(state.in_flight) for state in found) / vpp for found in states(schedule, pp, vpp, microbatches, group)
+    ]

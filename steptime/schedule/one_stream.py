@@ -47,9 +47,9 @@ def _turns(actions: tuple[Action, ...], numbers: list[int]) -> list[int | None]:
     """
     turns, held = list[int | None](), frozenset[int]()
     for step, number in zip(sharded_steps(actions, ahead=True, reshard=False), numbers, strict=True):
-        turns += [None] * (len(held - step.layers_held) + len(step.fetched))
+        turns += [None] * (len(held - step.gathered_layers) + len(step.fetched))
         turns += [number, None] if step.reduces else [number]
-        held = step.layers_held
+        held = step.gathered_layers
     return turns
 
 

@@ -31,9 +31,9 @@ class ShardedStep(NamedTuple):
     """Its own chunk's layers are not gathered when it starts: it gathers them layer by layer."""
     roots: bool
     """The same for the chunk's parameters outside of layers."""
-    layers_held: frozenset[int]
+    gathered_layers: frozenset[int]
     """Chunks whose layers are gathered when it starts."""
-    roots_held: frozenset[int]
+    gathered_roots: frozenset[int]
     reduces: bool
     """It is the last action of its chunk: gradients are reduced after it, before the stage continues."""
 
@@ -132,7 +132,7 @@ AroundActions: TypeAlias = "Callable[[int, Sequence[Action]], dict[Action, Aroun
 
 
 def sharded_run(
-    found: Graph, held: Sequence[float], waited: Sequence[float], around: AroundActions, grid: float
+    found: Graph, busy_s: Sequence[float], waited: Sequence[float], around: AroundActions, grid: float
 ) -> list[float]:
     """When each action ends, as in `walk.Step.run`, with FSDP's additions; a stage's last one includes its reduction.
 
@@ -154,7 +154,7 @@ def sharded_run(
         for chunk, seconds in own.fetched:
             network[stage] = max(network[stage], ready) + seconds
             come[stage, chunk] = network[stage]
-        free.append(max(ready, free[source] + waited[send], come.get(where, 0.0)) + held[cost] + own.added_s)
+        free.append(max(ready, free[source] + waited[send], come.get(where, 0.0)) + busy_s[cost] + own.added_s)
     for numbers in found.stages:
         free[numbers[-1]] += extra.get(numbers[-1], nothing).after_s
     return free

@@ -91,19 +91,19 @@ class Step(NamedTuple):
             what, extra = (self.pp, self.vpp, microbatches, group), additions(found, self.around, self.grid)
             begun, done = exchanged_run(self.exchange, found, what, self.costs, self.sends, extra)
             return GraphRun(found, self.costs, [0.0] * len(self.sends), done, begun)
-        held: Sequence[float] = self.costs
+        busy_s: Sequence[float] = self.costs
         waited: Sequence[float] = self.sends
         if self.blocking:
-            held = [cost + waited[send] for cost, send in zip(held, found.outgoing, strict=True)]
+            busy_s = [cost + waited[send] for cost, send in zip(busy_s, found.outgoing, strict=True)]
             waited = [0.0] * len(waited)
         if self.around is not None:
-            return GraphRun(found, self.costs, waited, sharded_run(found, held, waited, self.around, self.grid))
+            return GraphRun(found, self.costs, waited, sharded_run(found, busy_s, waited, self.around, self.grid))
         free = [0.0]
         push = free.append
         for previous, source, cost, send in islice(found.rows, 1, None):
             ready = free[previous]
             arrived = free[source] + waited[send]
-            push((ready if ready > arrived else arrived) + held[cost])  # noqa: FURB136  (max() doubles the loop's time)
+            push((ready if ready > arrived else arrived) + busy_s[cost])  # noqa: FURB136  (max() doubles the loop's time)
         return GraphRun(found, self.costs, waited, free)
 
     def walk(self) -> Walk:

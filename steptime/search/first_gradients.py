@@ -18,7 +18,7 @@ from steptime.search.recompute import RecomputeChoice
 from steptime.search.stage_peaks import HeldCounts, PeakColumns, peak
 
 
-def held_later(stages: Stages, kind: int, microbatches: int) -> int | None:
+def in_flight_after_warmup(stages: Stages, kind: int, microbatches: int) -> int | None:
     """The most micro-batches that a stage of a kind holds whose first backward precedes a forward.
 
     None where all of them are so; 0 where none is.
@@ -45,7 +45,7 @@ def worst(
         return [(kind, PeakMoment(peak.saved, peak.transient, "")) for kind, peak in enumerate(peaks)]
     found: list[tuple[int, PeakMoment]] = []
     for kind, one in enumerate(peaks):
-        of = *known, ends.states.held[kind].local[at]
+        of = *known, ends.states.stages[kind].local[at]
         found += [(kind, moment) for moment in moments(job, stages, kind, chunk_figures[kind], one, microbatches, of)]
     return found
 
@@ -71,7 +71,7 @@ def moments(
     first = PeakMoment(nothing.copy(), nothing.copy(), "", nothing.copy())
     for m in counts_of(microbatches):
         alone = stages.pp == 1 and m == 1 and job.zero_level < 2
-        later = 0 if alone else held_later(stages, kind, m)
+        later = 0 if alone else in_flight_after_warmup(stages, kind, m)
         if later is None:
             continue
         rows = np.flatnonzero(microbatches == m)
@@ -85,11 +85,11 @@ def moments(
     return [PeakMoment(saved, transient, "", nothing), first]
 
 
-def _of_count(figures: ChunkFigures, held: int) -> PeakColumns:
+def _of_count(figures: ChunkFigures, in_flight: int) -> PeakColumns:
     """The worst moment of a stage that holds this many micro-batches of its one chunk."""
-    if not held:
+    if not in_flight:
         return PeakColumns(0.0, 0.0)
-    return peak([figures], (HeldCounts((held,), True, 0), HeldCounts((held,), False, 0)))
+    return peak([figures], (HeldCounts((in_flight,), True, 0), HeldCounts((in_flight,), False, 0)))
 
 
 def _first(

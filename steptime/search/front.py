@@ -10,15 +10,15 @@ REACH = 2.0
 """How much slower than the best they may be."""
 
 
-def corners(value: Any, held: Any) -> Any:
+def corners(value: Any, needed: Any) -> Any:
     """Places of the layouts of the whole front, best first, up to `REACH` times the best value."""
     import numpy as np
 
-    order = np.lexsort((held, value))
+    order = np.lexsort((needed, value))
     if not order.size:
         return order
-    least = np.minimum.accumulate(held[order])
-    found = order[np.concatenate([[True], held[order][1:] < least[:-1]])]
+    least = np.minimum.accumulate(needed[order])
+    found = order[np.concatenate([[True], needed[order][1:] < least[:-1]])]
     return found[value[found] <= REACH * value[order[0]]]
 
 

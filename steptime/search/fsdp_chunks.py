@@ -112,7 +112,7 @@ class FsdpChunks:
         return [known[tuple(map(id, same))] for same in zip(*every, strict=True)]
 
     @cached_property
-    def held(self) -> list[StageHeld]:
+    def stage_walks(self) -> list[StageHeld]:
         """What each kind of stage holds."""
         gradients = self.view.software.state_bytes.gradients
         to_come = [[gradients * mine.sharded for mine in of.chunks] for of in self.ends.stages]
@@ -137,7 +137,7 @@ class FsdpChunks:
         reshard = fsdp.options(self.assembly).reshard_after_forward
         ahead = fetches_ahead(self.view)
         moments = [
-            self.held[kind].moment(one)
+            self.stage_walks[kind].moment(one)
             for one in worst_situations(shape, step, s.of[kind], alike(s, kind), ahead=ahead, reshard=reshard)
         ]
         return reduce(PeakMoment.worse, moments)
@@ -226,7 +226,7 @@ def worst_situations(
         steps = sharded_steps(tuple(actions), ahead=ahead, reshard=reshard)
         for one in situations(steps, shape[2]):
             held = [0] * len(like)
-            for chunk, count in zip(like, one.beside.whole, strict=True):
+            for chunk, count in zip(like, one.during.whole, strict=True):
                 held[chunk] += count
             most.setdefault(_sort(one, like), {}).setdefault(tuple(held), one)
     return [sort[counts] for sort in most.values() for counts in largest(sorted(sort, reverse=True))]
@@ -234,7 +234,7 @@ def worst_situations(
 
 def _sort(one: Situation, like: tuple[int, ...]) -> tuple[object, ...]:
     """All but the micro-batches of a situation, the same for equal chunks."""
-    states = zip(like, one.gradients, one.beside.unreduced, strict=True)
-    each = [(*state, at in one.layers_held, at in one.roots_held) for at, state in enumerate(states)]
+    states = zip(like, one.gradients, one.during.unreduced, strict=True)
+    each = [(*state, at in one.gathered_layers, at in one.gathered_roots) for at, state in enumerate(states)]
     own = each.pop(one.chunk)
     return own, one.passing, one.reduces, tuple(sorted(each))

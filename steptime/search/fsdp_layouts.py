@@ -19,7 +19,7 @@ from steptime.search.pipeline import Stages
 from steptime.search.pipeline_rows import LayoutRows, legal_rows, rows_of
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.space import Grid, Shape
-from steptime.timing.node_waits import beside_the_host, on_device
+from steptime.timing.node_waits import exposed_past_host, on_device
 from steptime.timing.optimizer import optimizer_step
 from steptime.timing.part_times import chunk_times, part_times, pricing
 from steptime.timing.step_time import layer_replays_s, norm_reduce, straggler_s
@@ -73,7 +73,7 @@ def figures(job: Job) -> tuple[Num, tuple[Num, Num], Num]:
     alone, tiers = on_device(parts), priced.dp_tiers
     replays = layer_replays_s(alone, assembly.chunks[0])
     directions = fsdp.group_seconds(assembly, tiers, alone.of, replays, priced.context.rates)
-    exposed = beside_the_host(assembly, parts, fsdp.step_exposed(assembly, tiers, directions))
+    exposed = exposed_past_host(assembly, parts, fsdp.step_exposed(assembly, tiers, directions))
     inside = job.microbatches * (chunk.forward_s + chunk.backward_s) + exposed
     update, partial = optimizer_step(assembly, priced.context).time_s, norm_reduce(assembly, priced, 0)
     step = inside + partial.calls * partial.cost.time_s + update + straggler_s(job, inside)

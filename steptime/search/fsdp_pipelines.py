@@ -69,7 +69,7 @@ class FsdpPipelines(Pipelines):
         view.all_on(self.grid.devices)
         chunks = FsdpChunks(self, stages, choices, rows, found, view.as_job)
         outside = sum(overhead(view.as_job)) + 0.0 * rows.tp
-        allocated, reserved = self.held(chunks)
+        allocated, reserved = self.needed_bytes(chunks)
         capacity = job.machine.accelerator.usable_memory_bytes
         block = Block(
             self.job, self.grid.devices, self.grid.gbs, stages, shape.split, zero, choices, rows, legal,
@@ -86,7 +86,7 @@ class FsdpPipelines(Pipelines):
         batch = most // stages.pp * stages.pp * copies  # interleaving wants a multiple of pp; the rows have their own
         return self.job.replace(**settings, **SPLIT_SETTINGS[shape.split], **{"data.gbs": batch})
 
-    def held(self, chunks: FsdpChunks) -> tuple[Num, Num]:
+    def needed_bytes(self, chunks: FsdpChunks) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most."""
         import numpy as np
 

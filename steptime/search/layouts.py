@@ -240,7 +240,7 @@ class Pipelines:
         if ends.gathers:
             cast = job.software.comm.sharded_gather == "broadcast"
             gathered = step_seconds.gather_s(stages, figures, pipe, ends.gathers, at, share, slowed[at], broadcast=cast)
-        partials = [of.partial for of in ends.states.held]
+        partials = [of.partial for of in ends.states.stages]
         partial = rows.sp * step_seconds.partial_s(pipe, partials, at, self.priced, ends.view.parallelism.tp)
         updated = step_seconds.update_s(job, self.priced, pipe, ends.states, at, m)
         after = reduced + gathered + ends.states.embedding_s[at] + partial + updated
@@ -253,7 +253,7 @@ class Pipelines:
         most: tuple[Num, Num] = 0.0, 0.0
         own = self.job.software
         for kind, moment in moments:
-            of = StageStates(*(column[at] for column in ends.states.held[kind]))
+            of = StageStates(*(column[at] for column in ends.states.stages[kind]))
             states, buffers = of.states, self.buffers(stages, kind, rows, of.dummies + of.rest)
             copies = gradient_copies(self.job, states)
             updating = update_temporaries(self.job, states) + (buffers.between - buffers.moving + step_change(copies))

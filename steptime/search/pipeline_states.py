@@ -80,7 +80,7 @@ class StageStates(NamedTuple):
 class PipelineStates(NamedTuple):
     """All of one pipeline under one ZeRO level by sharding."""
 
-    held: tuple[StageStates, ...]
+    stages: tuple[StageStates, ...]
     """Of each kind of stage."""
     optimizer_s: Num
     embedding_s: Num
@@ -135,7 +135,7 @@ def around(
     reductions = sent(kinds, nets, reduction(job), itemsizes)
     gathers: list[SentColumns] = []
     if job.zero_level >= 1:
-        gathers = sent(kinds, nets, job.software.comm.sharded_gather, [of.gathered_itemsize for of in joint.held])
+        gathers = sent(kinds, nets, job.software.comm.sharded_gather, [of.gathered_itemsize for of in joint.stages])
     return AroundPipeline(joint, reductions, gathers, every, tiers)
 
 

@@ -24,7 +24,7 @@ class PeakColumns(NamedTuple):
 class HeldCounts(NamedTuple):
     """One moment of a stage: micro-batches held of each chunk, and the running chunk."""
 
-    held: tuple[int, ...]
+    in_flight: tuple[int, ...]
     forward: bool
     chunk: int
 

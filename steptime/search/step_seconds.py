@@ -51,7 +51,7 @@ class Sends(NamedTuple):
     longest: Num
     wrap: Num
     """From the last stage to the first."""
-    held: list[Num]
+    stage_s: list[Num]
     """Of each kind of stage, what its own sends of one micro-batch take at most, forward and backward."""
 
 
@@ -120,7 +120,7 @@ def pipe(
     for kind, times in enumerate(stages.times):
         seconds = forward[kind] + backward[kind]
         busiest, most = where(seconds > most, kind, busiest), maximum(most, seconds)
-        worst = maximum(worst, seconds + left * found.held[kind]) if blocking else maximum(worst, seconds)
+        worst = maximum(worst, seconds + left * found.stage_s[kind]) if blocking else maximum(worst, seconds)
         total = total + times * seconds
     around = 2.0 * left * (stages.vpp * found.once + (stages.vpp - 1.0) * found.wrap)
     if blocking:

@@ -126,14 +126,14 @@ class WalkRun(NamedTuple):
         """
         import numpy as np
 
-        what, held = (self.schedule, self.pp, self.vpp, self.microbatches, self.group), costs
+        what, busy_s = (self.schedule, self.pp, self.vpp, self.microbatches, self.group), costs
         found: Levels | Graph = graph(*what) if exchange != "free" or around else levels(*what)
         if blocking:
-            held = [cost + sends[send] for cost, send in zip(costs, found.outgoing, strict=True)]
+            busy_s = [cost + sends[send] for cost, send in zip(costs, found.outgoing, strict=True)]
         marks = [[numbers[-1] for numbers in found.stages], *self._repeats(found)]
         every = np.array(marks).reshape(-1)
         if isinstance(found, Levels):
-            ended = walked(found, held, None if blocking else sends, every.tolist())
+            ended = walked(found, busy_s, None if blocking else sends, every.tolist())
         elif exchange != "free":
             ends = exchanged_run(exchange, found, what[1:], costs, sends, additions(found, around, 0.0))[1]
             ended = np.stack([ends[number] for number in every])
@@ -141,7 +141,7 @@ class WalkRun(NamedTuple):
             assert around is not None
             free = np.empty((1 + sum(map(len, found.stages)), len(costs[0])))
             free[0] = 0.0  # what has no action before it waits for nothing
-            sharded_run(found, held, [None, *([None if blocking else send for send in sends[1:]])], around, free)
+            sharded_run(found, busy_s, [None, *([None if blocking else send for send in sends[1:]])], around, free)
             ended = free[every]
         end, *repeats = ended.reshape(len(marks), self.pp, -1)
         if not repeats:
@@ -160,7 +160,7 @@ class WalkRun(NamedTuple):
         return [[numbers[at] for at, numbers in zip(mine, found.stages, strict=True)] for mine in places]
 
 
-def sharded_run(found: Graph, held: Sequence[Any], waited: Sequence[Any], around: AroundActions, free: Any) -> None:
+def sharded_run(found: Graph, busy_s: Sequence[Any], waited: Sequence[Any], around: AroundActions, free: Any) -> None:
     """Fill in when each action ends, [action, layout], as `schedule.sharded.sharded_run` for one layout."""
     import numpy as np
 
@@ -186,7 +186,7 @@ def sharded_run(found: Graph, held: Sequence[Any], waited: Sequence[Any], around
         np.maximum(ready, free[source] if later is None else free[source] + later, out=now)
         if where in come:
             np.maximum(now, come[where], out=now)
-        now += held[cost]
+        now += busy_s[cost]
         if own is not nothing:
             now += own.added_s
     for numbers in found.stages:

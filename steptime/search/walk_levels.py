@@ -78,10 +78,10 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
     )
 
 
-def _inputs(inputs: list[list[Input]], coded: list[tuple[Any, Any]], made: Any, first: Any) -> tuple[Any, Any, Any]:
+def _inputs(inputs: list[list[Input]], coded: list[tuple[Any, Any]], ends: Any, first: Any) -> tuple[Any, Any, Any]:
     """By slot: the slot that makes the input, and the indices of cost and send.
 
-    `inputs`: of each stage, by block (kind and chunk). `coded`: of each stage, block and code of its actions, in order. `made`:
+    `inputs`: of each stage, by block (kind and chunk). `coded`: of each stage, block and code of its actions, in order. `ends`:
     by stage and code, the slot whose end others wait for. `first`: the first slot of each stage, and the slot that never runs.
     """
     import numpy as np
@@ -92,7 +92,7 @@ def _inputs(inputs: list[list[Input]], coded: list[tuple[Any, Any]], made: Any, 
     for stage, (blocks, codes) in enumerate(coded):
         each = np.array(inputs[stage])[blocks]
         mine, own = slice(first[stage], first[stage] + len(blocks)), each[:, 0] == OWN
-        source[mine] = np.where(own, 0, made[each[:, 0], np.where(own, 0, codes + each[:, 1])])
+        source[mine] = np.where(own, 0, ends[each[:, 0], np.where(own, 0, codes + each[:, 1])])
         cost[mine], send[mine] = each[:, 2], each[:, 3]
     return source, cost, send
 
@@ -130,14 +130,14 @@ def _by_level(level: Any, first: Any) -> Any:
     return slots
 
 
-def walked(found: Levels, held: list[Any], waited: list[Any] | None, wanted: Any) -> Any:
+def walked(found: Levels, busy_s: list[Any], waited: list[Any] | None, wanted: Any) -> Any:
     """When the `wanted` actions, which are numbers, end: [place in `wanted`, layout].
 
-    `held`: seconds of each cost index, by layout. `waited`: of each send index; None where sends hold their senders alone.
+    `busy_s`: seconds of each cost index, by layout. `waited`: of each send index; None where sends hold their senders alone.
     """
     import numpy as np
 
-    seconds, sends = np.array([*held, np.zeros_like(held[0])]), None if waited is None else np.array(waited)
+    seconds, sends = np.array([*busy_s, np.zeros_like(busy_s[0])]), None if waited is None else np.array(waited)
     pp, layouts = found.source.shape[1], seconds.shape[1]
     places: dict[int, list[tuple[int, int]]] = {}
     for place, number in enumerate(wanted):

@@ -5,7 +5,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from steptime.base.num import Num, made, maximum
+from steptime.base.num import Num, maximum, new_row
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.overlap import contention, hidden_s
 from steptime.hardware.machine import Tier
@@ -167,7 +167,7 @@ def priced(
         if of not in costs:
             costs[of] = nets[of].costs(kind)
         called, bytes_ = name if of == "dense" else f"{of} {name}", elements * itemsize
-        return made(Reduction, (called, kind, bytes_, costs[of](bytes_), times, nets[of].shards))
+        return new_row(Reduction, (called, kind, bytes_, costs[of](bytes_), times, nets[of].shards))
 
     for state, itemsize in zip(states, itemsizes, strict=True):
         if id(state) in found:

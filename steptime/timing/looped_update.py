@@ -18,12 +18,12 @@ KERNELS = 8.0
 """Kernels of the update of one tensor."""
 
 
-def launches_s(job: Job, held: CountedParams) -> Num:
+def launches_s(job: Job, counted: CountedParams) -> Num:
     """Seconds of the host to update the parameters of a stage; 0 where one kernel, or a few, update all."""
     states = job.software.states
     if states.optimizer != "adamw" or states.optimizer_impl != "for_loop" or job.performance.cpu_offload.share:
         return 0.0
-    tensors = sum([count * _tensors(job, float(len(params.params))) for params, count in held if params.params])
+    tensors = sum([count * _tensors(job, float(len(params.params))) for params, count in counted if params.params])
     fsdp = job.parallelism.fsdp
     fsdp2 = job.zero_level >= 2 and (fsdp is None or fsdp.version == 2)
     slower = DTENSOR_HOST if fsdp2 else where(job.parallelism.tp > 1, DTENSOR_HOST, 1.0)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a step without FSDP imports none of its seconds
 def on_device(parts: PartTimes) -> PartTimes:
     """The parts without waits for a host that runs a traced graph: FSDP's collectives pass beside kernels alone.
 
-    What passes beside the waits is taken off in `beside_the_host`.
+    What passes beside the waits is taken off in `exposed_past_host`.
     """
     if not run_by_host(parts.assembly.job.software.timing):
         return parts
@@ -35,10 +35,10 @@ def without_waits(work: Work) -> Work:
 
 def with_the_host(assembly: Assembly, parts: PartTimes, found: StepSeconds) -> StepSeconds:
     """FSDP's communication of a step, as far as the device does not wait for the host meanwhile."""
-    return found._replace(exposed_s=beside_the_host(assembly, parts, found.exposed_s))
+    return found._replace(exposed_s=exposed_past_host(assembly, parts, found.exposed_s))
 
 
-def beside_the_host(assembly: Assembly, parts: PartTimes, exposed_s: Num) -> Num:
+def exposed_past_host(assembly: Assembly, parts: PartTimes, exposed_s: Num) -> Num:
     """What remains of exposed communication and of FSDP's copies where the device waits for the host anyway.
 
     The host issues nodes while collectives and copies run, so a step takes the longer of the two: the host's nodes, or the

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from steptime.cost import compute
-from steptime.cost.part_seconds import add_backward, exchanges_beside, forward_work
+from steptime.cost.part_seconds import add_backward, exchange_overlap, forward_work
 from steptime.cost.work import CommCall, Work
 from steptime.job.assembly import Chunk
 from steptime.job.mesh import comm_part
@@ -47,14 +47,14 @@ def chunk_op_times(timing: StepTime, chunk: Chunk, direction: Direction) -> list
     assembly = timing.assembly
     first = sum(timing.job.layers_per_chunk[: chunk.depth])
     known = {part: part_op_times(timing, part, direction) for part, _ in chunk.runs}
-    again = replayed_times(timing, chunk) if direction == "B" else {}
-    known = {part: again.get(part, []) + ops for part, ops in known.items()}
+    regather = replayed_times(timing, chunk) if direction == "B" else {}
+    known = {part: regather.get(part, []) + ops for part, ops in known.items()}
     found = [LayerTimes("embedding", part_op_times(timing, assembly.embedding, direction))] if chunk.embedding else []
     for part, count in chunk.runs:
         found += [LayerTimes(f"layer {first + i} ({part.kind})", known[part]) for i in range(count)]
         first += count
     if chunk.head:
-        replayed = again.get(assembly.head, [])
+        replayed = regather.get(assembly.head, [])
         found.append(LayerTimes("head", replayed + part_op_times(timing, assembly.head, direction)))
     return found if direction == "F" else found[::-1]
 
@@ -65,15 +65,15 @@ def part_op_times(timing: StepTime, part: Part, direction: Direction) -> list[Op
     found: list[OpTime] = []
     done = [compute.forward(op, context.rates, part.sizes) for op in ops]
     both = [compute.backward(op, context.rates, part.sizes) for op in ops]
-    beside = exchanges_beside(ops, done, both, context)
+    overlapping = exchange_overlap(ops, done, both, context)
     if direction == "F":
         for i, op in enumerate(ops):
-            work = forward_work(ops, done, context, [i], beside)
+            work = forward_work(ops, done, context, [i], overlapping)
             found += op_times(op.name, work, before=isinstance(op, Comm) and op.region != "leave")
     else:
         for i in range(len(ops) - 1, -1, -1):
             work = Work()
-            add_backward(work, ops, i, both, context, beside)
+            add_backward(work, ops, i, both, context, overlapping)
             found += op_times(ops[i].name, work, before=True)
     whole = timing.parts.of[part].forward if direction == "F" else timing.parts.of[part].backward
     found += [OpTime("launch gaps", "launch", float(whole.launch_s))] if whole.launch_s else []

@@ -33,7 +33,7 @@ def update_bytes_per_param(job: Job, moments: Num) -> Num:
     """
     share = job.performance.cpu_offload.share
     if share:
-        return (1.0 - share) * (device_bytes_per_param(job, moments) + on_host(job).beside)
+        return (1.0 - share) * (device_bytes_per_param(job, moments) + on_host(job).read_on_device)
     return device_bytes_per_param(job, moments)
 
 
@@ -104,7 +104,7 @@ class Updated(NamedTuple):
     """Parameters."""
     moments: Num
     """Bytes of moments of each, on average."""
-    held: Num
+    on_device: Num
     """Parameters in this device's memory, owned or not."""
     tensors: Num
     """Tensors with some of the owned parameters: the shards cut the flat buffer across tensors."""
@@ -125,12 +125,12 @@ class OptimizerStep(NamedTuple):
         return self.device_s + self.host.exposed_s
 
 
-def updated(job: Job, held: CountedParams) -> Updated:
+def updated(job: Job, counted: CountedParams) -> Updated:
     """Parameters of a stage over the ranks that share their states, group by group."""
-    local, means = group_elements(held), mean_moments(job, held)
+    local, means = group_elements(counted), mean_moments(job, counted)
     owned = {of: n / (shard_ranks(job, of) if job.zero_level >= 1 else 1) for of, n in local.items()}
     total, moments = sum(owned.values()), sum([n * means[of] for of, n in owned.items()])
-    tensors = 1.0 * sum([count * params.tensors for params, count in held])
+    tensors = 1.0 * sum([count * params.tensors for params, count in counted])
     cut = shard_ranks(job) if job.zero_level >= 1 else 1
     return Updated(total, moments / maximum(total, 1.0), sum(local.values()), tensors / cut)
 
@@ -138,11 +138,11 @@ def updated(job: Job, held: CountedParams) -> Updated:
 def most_updated(assembly: Assembly) -> tuple[Updated, Num]:
     """What the stage with the most parameters updates, and the most quantized weights of any stage."""
     distinct = sorted(set(assembly.first_alike))
-    most, *others = [updated(assembly.job, assembly.held[stage]) for stage in distinct]
+    most, *others = [updated(assembly.job, assembly.stage_params[stage]) for stage in distinct]
     for share in others:
         more = share.owned > most.owned
         moments, tensors = where(more, share.moments, most.moments), where(more, share.tensors, most.tensors)
-        most = Updated(maximum(most.owned, share.owned), moments, maximum(most.held, share.held), tensors)
+        most = Updated(maximum(most.owned, share.owned), moments, maximum(most.on_device, share.on_device), tensors)
     return most, reduce(maximum, [quantized_elements(assembly, assembly.stages[i]) for i in distinct])
 
 
@@ -153,8 +153,8 @@ def optimizer_step(assembly: Assembly, context: Context, backward_s: Num | None 
     """
     job, bytes_per_s = assembly.job, context.rates.bytes_per_s
     most, quantized = assembly.once(most_updated)
-    kept = most.owned if job.zero_level >= 2 else most.held
-    params = [assembly.held[stage] for stage in set(assembly.first_alike)]
+    kept = most.owned if job.zero_level >= 2 else most.on_device
+    params = [assembly.stage_params[stage] for stage in set(assembly.first_alike)]
     launched = reduce(maximum, [launches_s(job, held) for held in params])
     update = maximum(update_s(job, most.owned, kept, most.moments, bytes_per_s), launched)
     orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
@@ -168,13 +168,13 @@ def optimizer_step(assembly: Assembly, context: Context, backward_s: Num | None 
     return OptimizerStep(update + orthogonal + quantizing, host, 0.0 if in_turn is None else in_turn)
 
 
-def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) -> Num:
+def update_s(job: Job, owned: Num, on_device: Num, moments: Num, bytes_per_s: float) -> Num:
     """Seconds of one update, memory traffic only.
 
-    `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
+    `owned` parameters are updated on this device, `on_device` have their gradient zeroed. Source: the list of passes in
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
     """
     size = job.software.state_bytes
     stay = job.parallelism.fsdp is not None and job.parallelism.fsdp.gradients_stay
-    zeroed = held * size.gradients if stay or job.software.states.gradients_persist else 0.0
+    zeroed = on_device * size.gradients if stay or job.software.states.gradients_persist else 0.0
     return (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s

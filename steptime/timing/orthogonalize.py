@@ -39,31 +39,31 @@ class MatrixCall(NamedTuple):
     cost: CommCost
 
 
-def orthogonalize_s(job: Job, held: CountedParams, context: Context) -> Num:
+def orthogonalize_s(job: Job, counted: CountedParams, context: Context) -> Num:
     """Seconds for the matrices that one device updates; if whole ones are distributed, for an even share or the longest."""
     every: Num = 0.0
     longest: Num = 0.0
-    for count, p, elements in matrices(job, held):
+    for count, p, elements in matrices(job, counted):
         seconds = matrix_s(job, p, elements, context)
         every = every + count * seconds
         longest = maximum(longest, seconds)
     return maximum(every, longest)
 
 
-def matrices(job: Job, held: CountedParams) -> Iterator[tuple[Num, Param, Num]]:
+def matrices(job: Job, counted: CountedParams) -> Iterator[tuple[Num, Param, Num]]:
     """The matrices that one device orthogonalizes: how many alike (an even share of distributed ones), and elements here."""
     optimizer = job.software.states.optimizer
     if optimizer in {"muon", "dist_muon"}:
-        for params, count in held:
+        for params, count in counted:
             for p in (p for p in params if orthogonalized(p.param)):
                 ranks = shard_ranks(job, p.param.group) if optimizer == "dist_muon" else 1
                 yield count * p.tensors / ranks, p.param, p.each
 
 
-def calls_of_step(job: Job, held: CountedParams, context: Context) -> list[MatrixCall]:
+def calls_of_step(job: Job, counted: CountedParams, context: Context) -> list[MatrixCall]:
     """Collectives of all matrices of a step, equal ones summed. Their seconds are part of the optimizer's."""
     found: dict[tuple[str, str, Num], MatrixCall] = {}
-    for count, p, elements in matrices(job, held):
+    for count, p, elements in matrices(job, counted):
         for call in matrix_calls(job, p, elements, context):
             key = call.name, call.kind, call.bytes
             before = found[key].count if key in found else 0.0

@@ -47,14 +47,14 @@ RESUMED = "resumed from a checkpoint: memory left by loading is not part of a st
 COMPILED = "the peak is that of the first iteration, which compiles the loss"
 
 
-class HeldMemory(NamedTuple):
+class AllocatorMemory(NamedTuple):
     """Bytes in torch's allocator on the last rank, measured and predicted; None where the record has no figure."""
 
     persisting: tuple[float, float] | None
     """Between two steps."""
     first_peak: tuple[float, float] | None
     """In the first step, before the optimizer's moments exist."""
-    apart: str
+    excluded: str
     """Why the row is not part of the headline figures; "" where it is."""
 
 
@@ -208,7 +208,7 @@ def is_ci(row: MeasuredRow) -> bool:
     return row.file == CI_FILE
 
 
-def held_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: float) -> HeldMemory:
+def allocator_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: float) -> AllocatorMemory:
     """The other measured figures of the row, with those of the estimate."""
     measured = row.number("allocated_bytes"), row.number("first_iteration_peak_bytes")
     states, first = measured
@@ -222,7 +222,7 @@ def held_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: float
             apart = records()["why"][one["why"]]
     if not apart and job.software.kernels.loss_impl == "native" and first == row.number("peak_allocated_bytes"):
         apart = COMPILED
-    return HeldMemory(
+    return AllocatorMemory(
         None if states is None or apart == INFERRED else (states, persisting),
         None if first is None or resumed else (first, first_peak),
         apart,

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from steptime.base.grouping import grouped
-from steptime.validation.ci_jobs import HeldMemory, is_ci
+from steptime.validation.ci_jobs import AllocatorMemory, is_ci
 from steptime.validation.judgement import Judgement
 from steptime.validation.mechanisms import EXPERT_MECHANISMS, JOB_MECHANISMS, is_fsdp, said
 
@@ -37,7 +37,7 @@ def figures(errors: Sequence[float]) -> dict[str, Any]:
 
 def of_rows(rows: Sequence[Judgement]) -> dict[str, Any]:
     """Errors of the persisting bytes, of the peak and of the first step's peak."""
-    held = [j.held for j in rows if j.held is not None]
+    held = [j.allocator for j in rows if j.allocator is not None]
     return {
         "persisting": figures([_error(found) for item in held if (found := item.persisting)]),
         "peak": figures([error for j in rows if (error := j.memory_error) is not None]),
@@ -64,12 +64,12 @@ def groups(rows: Sequence[Judgement], key: Callable[[Judgement], str]) -> dict[s
 def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
     """The `gpu_memory` of the summary of `3dtrn validate --json`.
 
-    `headline` is of dense models; it leaves out rows that are judged separately (`HeldMemory.apart`) and those of Megatron-FSDP,
-    which is judged as ZeRO.
+    `headline` is of dense models; it leaves out rows that are judged separately (`AllocatorMemory.excluded`) and those of
+    Megatron-FSDP, which is judged as ZeRO.
     """
     judged = list(judged)
-    known = [j for j in judged if j.skipped is None and j.held is not None]
-    plain = [j for j in known if not _held(j).apart]
+    known = [j for j in judged if j.skipped is None and j.allocator is not None]
+    plain = [j for j in known if not _allocator_memory(j).excluded]
     leading = [j for j in plain if kind_of(j) == "dense"]
     routed = [j for j in plain if kind_of(j) == EXPERTS]
     told = [j for j in plain if kind_of(j) in {"dense", "Megatron-FSDP"}]
@@ -81,7 +81,7 @@ def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
         "kinds": groups(plain, kind_of),
         "experts": {name: by_split([j for j in routed if shows(j)]) for name, shows in EXPERT_MECHANISMS.items()},
         "machines": groups(leading, lambda j: f"{j.row.text('gpu')}, {j.row.text('container')}"),
-        "apart": groups([j for j in known if _held(j).apart], lambda j: _held(j).apart),
+        "apart": groups([j for j in known if _allocator_memory(j).excluded], lambda j: _allocator_memory(j).excluded),
         "worst": worst_rows(leading, worst),
         "worst_others": worst_rows([j for j in plain if kind_of(j) not in {"dense", "Megatron-FSDP"}], worst),
         "refused": refused(judged),
@@ -115,6 +115,6 @@ def kind_of(j: Judgement) -> str:
     return "latent attention" if said(j, "model.attention.kind") == "mla" else "dense"
 
 
-def _held(j: Judgement) -> HeldMemory:
-    assert j.held is not None
-    return j.held
+def _allocator_memory(j: Judgement) -> AllocatorMemory:
+    assert j.allocator is not None
+    return j.allocator

@@ -27,7 +27,7 @@ from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.overhead import GIB
 from steptime.memory.states import stage_states
-from steptime.validation.ci_jobs import HeldMemory, held_memory, is_ci
+from steptime.validation.ci_jobs import AllocatorMemory, allocator_memory, is_ci
 from steptime.validation.exclusion import exclusion
 from steptime.validation.measured_figures import measured_memory, measured_step_s
 from steptime.validation.measurements import MeasuredRow, SkipRowError, shipped
@@ -62,7 +62,7 @@ class Judgement(NamedTuple):
     """Model FLOPs of a step per device, attention halved."""
     tokens_per_device: float | None = None
     """Tokens of a step per device."""
-    held: HeldMemory | None = None
+    allocator: AllocatorMemory | None = None
     """Further readings of torch's allocator in a job of Megatron-LM's tests."""
     place: RunPlace | None = None
     """The job's place among the measured runs behind the intervals."""
@@ -212,7 +212,7 @@ def _predict(measured: Judgement, mapped: Mapped, found: RowEstimate, job: Job) 
     memory = found.memory
     return measured._replace(
         excluded=exclusion(measured.row, mapped.assumed),
-        held=_held(measured.row, job, memory),
+        allocator=_allocator_memory(measured.row, job, memory),
         assumed=tuple(assumed),
         config=mapped.config,
         accelerator=job.machine.accelerator.name,
@@ -227,10 +227,10 @@ def _predict(measured: Judgement, mapped: Mapped, found: RowEstimate, job: Job) 
     )
 
 
-def _held(row: MeasuredRow, job: Job, memory: Memory) -> HeldMemory | None:
+def _allocator_memory(row: MeasuredRow, job: Job, memory: Memory) -> AllocatorMemory | None:
     """The persisting bytes and the first peak of a job of Megatron-LM's tests, which logs those of its last stage."""
     last = memory.stages[-1]
-    return held_memory(row, job, last.persisting_bytes, last.first_peak_bytes) if is_ci(row) else None
+    return allocator_memory(row, job, last.persisting_bytes, last.first_peak_bytes) if is_ci(row) else None
 
 
 def _answer(mapped: Mapped, job: Job, answers: RowEstimates) -> RowEstimate:

@@ -165,7 +165,7 @@ def how_read(j: Judgement) -> str:
     """One of `READINGS`: torch's peak allocation of a run, of a small test job, or any other reading."""
     if j.metric != "allocated":
         return "otherwise"
-    return "ci" if j.held is not None else "allocated"
+    return "ci" if j.allocator is not None else "allocated"
 
 
 def _figures(rows: Iterable[Judgement]) -> dict[str, Any]:

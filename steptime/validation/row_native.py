@@ -196,7 +196,7 @@ def recomputed_per_op(
     """Selective checkpointing of torchtitan: per op, every other layer, or by a memory budget; nothing for other words.
 
     Without a word it is per op, its only one since 2026 (torchtitan/config/configs.py@b5bcd76c, SelectiveAC). `resend`: all-to-
-    alls run again (`sends_again`); `attend`: attention does (`attends_again`).
+    alls run again (`recomputes_all_to_all`); `attend`: attention does (`recomputes_attention`).
     """
     said = "selective (per-op)" if said == "selective" and latest else said
     if re.fullmatch(r"selective \((per-op|(per-op|graph) sac[^)]*)\)", said):

@@ -233,8 +233,8 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
     latest = framework.profile == "torchtitan" and framework.release in row_torchtitan.LATEST
-    graph, resend = row_torchtitan.traced(row), row_torchtitan.sends_again(row)
-    attend = row_torchtitan.attends_again(row)
+    graph, resend = row_torchtitan.traced(row), row_torchtitan.recomputes_all_to_all(row)
+    attend = row_torchtitan.recomputes_attention(row)
     per_op = row_native.recomputed_per_op(said, graph=graph, latest=latest, resend=resend, attend=attend)
     if framework.base in EAGER_TORCH and per_op:
         return per_op

@@ -149,7 +149,7 @@ def waits_for_gathers(notes: str) -> bool:
     return bool(before_passes) or "piecewise cudagraph" in notes
 
 
-def sends_again(row: MeasuredRow) -> bool:
+def recomputes_all_to_all(row: MeasuredRow) -> bool:
     """Whether torchtitan's per-op checkpointing runs all-to-alls of experts again: before pull request 1672 (2025-09-06)."""
     dropped = "a2a and _to_copy not saved" in row.text("overlap_notes")
     return bool(row.whole("n_experts")) and (dropped or before(row, 1672, "2025-08") is True)
@@ -166,7 +166,7 @@ def on_cudnn_of_2024(row: MeasuredRow) -> bool:
     return before(row, 564, "2024-08") is False and before(row, 643, "2024-10-22") is True
 
 
-def attends_again(row: MeasuredRow) -> bool:
+def recomputes_attention(row: MeasuredRow) -> bool:
     """Whether torchtitan's per-op checkpointing ran attention again: cuDNN's kernel, before its list had it.
 
     So it did in 2024 (`on_cudnn_of_2024`). Since pull request 2095 (2025-12-01) the list has every kernel of

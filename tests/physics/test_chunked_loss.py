@@ -8,7 +8,7 @@ from physics_jobs import job
 from steptime.answer.result import estimate
 from steptime.fsdp.passes import peak_moment
 from steptime.job.assembly import Assembly
-from steptime.memory.chunked_loss import beside_head
+from steptime.memory.chunked_loss import standing_bytes
 from steptime.memory.part_memories import PartMemories
 
 VOCABULARY, END, NORM = 8192, 1_048_576, 128
@@ -106,4 +106,4 @@ def test_the_heads_gradient_stays_from_chunk_to_chunk(stay, software, held):
     how = HOW | {"main_grad_dtype": "fp32"}
     found = Assembly(job(software, model=MODEL, seqlen=4096, performance=how, dp=2))
     memories = PartMemories(found, weight_grads_stay=stay)
-    assert memories.chunks_hold(found.head) - beside_head(found.head) == held
+    assert memories.chunks_hold(found.head) - standing_bytes(found.head) == held

@@ -160,8 +160,8 @@ FIRST = Buffers(1.0, 20.0, 300.0, 4e3, 5e4, 6e5, 7e6, 8e7, 0.0, 0.0)
 )
 def test_gathered_ends(apart, regathered, ends):
     """What stays beside the head; the embedding's flat buffer and parameters in its own backward."""
-    of = GatheredEnds(FIRST, FIRST, 9.0, apart=apart, regathered=regathered)
-    assert (of.beside_head, of.again, of.unsharded_again) == ends
+    of = GatheredEnds(FIRST, FIRST, 9.0, separate=apart, regathered=regathered)
+    assert (of.gathered_during_head, of.regathered_bytes, of.regathered_unsharded) == ends
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_what_stays_between_the_ends(said, between, apart, regathered):
     """In bf16: embedding, head and norm in one root; or the embedding alone, where it is not freed after its forward."""
     assembly = Assembly(job("fsdp2", dp=2, fsdp=said))
     of = ends_of(assembly, buffers(assembly, groups(assembly, assembly.chunks[0]).root))
-    assert (of.between, of.apart, of.regathered) == (between, apart, regathered)
+    assert (of.between, of.separate, of.regathered) == (between, apart, regathered)
     assert of.traced is (said.get("wrap") == "parameter")
 
 

@@ -14,7 +14,7 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.cost.compute import NOTHING, Pass
-from steptime.cost.neighbors import Neighbors, beside_exchanges, neighbor, with_gaps
+from steptime.cost.neighbors import Neighbors, neighbor, overlapping_compute, with_gaps
 from steptime.cost.part_seconds import add_backward, forward_work
 from steptime.cost.work import Work
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param
@@ -53,7 +53,7 @@ def test_each_exchange_runs_beside_the_other_directions_compute():
     beside their forward, 4 s. Combine: forward beside what is left of the backward, 1.5 + 1 + 2.5 + 2 = 7 s; backward beside
     1 + 2 = 3 s.
     """
-    found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, MoeSettings())
+    found = overlapping_compute(LAYER, FORWARD, BACKWARD, COSTS, MoeSettings())
     assert found.forward == pytest.approx({1: 6.0, 2: 2.0, 4: 7.0})
     assert found.backward == pytest.approx({1: 3.0, 2: 1.0, 4: 3.0})
 
@@ -62,7 +62,7 @@ def test_delayed_weight_gradients_run_beside_the_exchange_in_backward():
     """Of the experts' 3.5 s, 8 - 4.5 = 3.5 s are taken by the dispatch in forward: none is left. Of the others' 3 s, the combine
     in forward takes none (3 s fit under 1.5 + 2.5 = 4 s): the combine in backward has 3 + 3 = 6 s.
     """
-    found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, MoeSettings(delay_wgrad_compute=True))
+    found = overlapping_compute(LAYER, FORWARD, BACKWARD, COSTS, MoeSettings(delay_wgrad_compute=True))
     assert found.forward == pytest.approx({1: 6.0, 2: 2.0, 4: 7.0})
     assert found.backward == pytest.approx({1: 3.0, 2: 1.0, 4: 6.0})
 
@@ -74,7 +74,7 @@ def test_an_exchange_goes_on_while_the_compute_beside_it_pauses():
     """
     one = [done._replace(kernels=float(done.time_s > 0)) for done in FORWARD]
     both = [(a._replace(kernels=float(a.time_s > 0)), b._replace(kernels=float(b.time_s > 0))) for a, b in BACKWARD]
-    found = beside_exchanges(LAYER, *with_gaps(one, both, 18.0), COSTS, MoeSettings())
+    found = overlapping_compute(LAYER, *with_gaps(one, both, 18.0), COSTS, MoeSettings())
     assert found.forward == pytest.approx({1: 9.0, 2: 3.0, 4: 15.0})
     assert found.backward == pytest.approx({1: 4.5, 2: 1.5, 4: 7.0})
 
@@ -140,7 +140,7 @@ def test_shared_experts_run_beside_exchanges_in_both_directions():
     ops, none = [LAYER[1], up, LAYER[3], down, LAYER[4]], (NOTHING, NOTHING)
     ahead = [NOTHING, takes(4.0), takes(9.0), takes(3.0), NOTHING]
     back = [none, (takes(4.5), takes(3.5)), (takes(9.0), takes(9.0)), (takes(2.5), takes(2.0)), none]
-    found = beside_exchanges(ops, ahead, back, {0: 6.0, 4: 3.0}, MoeSettings(shared_expert_overlap=True))
+    found = overlapping_compute(ops, ahead, back, {0: 6.0, 4: 3.0}, MoeSettings(shared_expert_overlap=True))
     assert found == Neighbors({0: 4.0, 4: 3.0}, {0: 8.0, 4: 4.5})
 
 
@@ -148,7 +148,7 @@ def test_a_single_exchange_each_way():
     """Without probabilities: the dispatch has all of the experts' 8 s in forward and 4 s in backward (as above)."""
     ops = [LAYER[0], LAYER[1], *LAYER[3:]]
     forward, backward = ([of[0], of[1], *of[3:]] for of in (FORWARD, BACKWARD))
-    found = beside_exchanges(ops, forward, backward, {1: 6.0, 3: 3.0}, MoeSettings())  # type: ignore[arg-type]
+    found = overlapping_compute(ops, forward, backward, {1: 6.0, 3: 3.0}, MoeSettings())  # type: ignore[arg-type]
     assert found == ({1: 8.0, 3: 7.0}, {1: 4.0, 3: 3.0})
 
 

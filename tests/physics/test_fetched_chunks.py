@@ -14,8 +14,8 @@ from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chun
 from steptime.fsdp.pipeline_memory import (
     Outstanding,
     Situation,
-    beside,
     fetches_ahead,
+    gathered_bytes,
     situations,
     stage_chunks,
     stage_steps,
@@ -38,7 +38,7 @@ def test_the_next_three_chunks_are_there():
     """
     steps = sharded_steps(ACTIONS, ahead=True, reshard=False)
     assert [step.fetched for step in steps] == FETCHED
-    assert [step.layers_held for step in steps] == [step.roots_held for step in steps] == HELD
+    assert [step.gathered_layers for step in steps] == [step.gathered_roots for step in steps] == HELD
     assert not any(step.gathers or step.roots for step in steps)
     assert [step.reduces for step in steps] == [False] * 4 + [True] * 4
 
@@ -47,7 +47,7 @@ def test_a_chunk_fetched_for_its_own_action():
     """The first action's; the others were requested before theirs."""
     found = [one.passing for one in situations(sharded_steps(ACTIONS, ahead=True, reshard=False), 4)]
     assert [one.fetched for one in found] == [True] + [False] * 7
-    assert all(one.held and not one.roots for one in found)
+    assert all(one.gathered and not one.roots for one in found)
 
 
 def test_the_first_stage_makes_no_gradient_of_its_input():
@@ -66,7 +66,7 @@ def test_what_hooks_gather_stays_till_it_is_freed():
     assert [step.fetched for step in steps] == [()] * 8
     assert [step.gathers for step in steps] == [True] * 8
     assert [step.roots for step in steps] == [True] * 4 + [False] * 4
-    assert [step.layers_held for step in steps] == [set()] * 5 + [{3}, {3, 2}, {3, 2, 1}]
+    assert [step.gathered_layers for step in steps] == [set()] * 5 + [{3}, {3, 2}, {3, 2, 1}]
 
 
 def a_chunk(flat: float = 5_000.0) -> ShardedChunk:
@@ -100,7 +100,7 @@ def test_copying_out_what_was_fetched(kind, saved, summed, largest):
     """Beside the root's parameters, 3,000,000, those of both layers, 60,000, and sums of gradients, 50,000 and 2 * 3,000, the
     largest flat buffer, a layer's or the root's, is there till its copies are made.
     """
-    passing = Passing(kind, fetched=True, held=True, roots=False, gradients=Gradients(summed=summed))
+    passing = Passing(kind, fetched=True, gathered=True, roots=False, gradients=Gradients(summed=summed))
     worst = a_chunk(5_000.0 if largest < 1e5 else largest).worst(passing)
     sums = 56_000 if summed else 0
     assert worst[:4] == (saved, 3e6 + 60_000 + sums + largest, "copies of gathered parameters", 0.0)
@@ -114,7 +114,7 @@ def test_a_forward_that_gathers_its_layers(reshard):
     chunk, found = a_chunk(), Every()
     options = chunk.assembly.job.replace(**{"parallelism.fsdp.reshard_after_forward": reshard})
     chunk = replace(chunk, assembly=Assembly(options))
-    passing = Passing("F", fetched=False, held=False, roots=True, gradients=Gradients(summed=True))
+    passing = Passing("F", fetched=False, gathered=False, roots=True, gradients=Gradients(summed=True))
     chunk.forward(passing, found)
     beside, kept = 3e6 + 56_000, 0 if reshard else 30_000
     assert found.of("forward of an all-gather") == [
@@ -131,7 +131,7 @@ def test_a_forward_that_gathers_its_layers(reshard):
 def test_a_root_that_stays_has_no_flat_buffer(roots, flat):
     """The first micro-batch gathers it; its buffer is there until the first layer's has been copied out."""
     chunk, found = a_chunk(), Every()
-    chunk.forward(Passing("F", fetched=False, held=False, roots=roots, gradients=Gradients()), found)
+    chunk.forward(Passing("F", fetched=False, gathered=False, roots=roots, gradients=Gradients()), found)
     assert found.of("forward of the input") == [(0.0, 3e6 + flat)]
     assert found.of("forward of an all-gather")[0] == (16.0, 3e6 + flat + 10_000 + 30_000 + 512)
 
@@ -160,9 +160,9 @@ def test_groups_are_reduced_root_first(monkeypatch):
 def test_parameters_of_a_chunk_beside_another(layers, roots, bytes_):
     """Layers' and the root's, each where they are gathered."""
     nothing = Outstanding((0, 0), (0, 0), (True, True))
-    passing = Passing("F", fetched=False, held=True, roots=False, gradients=Gradients())
+    passing = Passing("F", fetched=False, gathered=True, roots=False, gradients=Gradients())
     one = Situation(0, passing, (Gradients(),) * 2, frozenset(layers), frozenset(roots), False, nothing, nothing)
-    assert beside(a_chunk(), one, 1) == bytes_
+    assert gathered_bytes(a_chunk(), one, 1) == bytes_
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_later_backward_runs_beside_the_gradient_sent_before(summed, kept):
     """The last stage's chunk sends its input's gradient, 512 B, up: from the second micro-batch on one is there throughout."""
     chunk = a_chunk()
     last = replace(chunk, chunk=chunk.assembly.stages[1][0])
-    passing = Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed))
+    passing = Passing("B", fetched=False, gathered=True, roots=False, gradients=Gradients(summed=summed))
     found = []
     for keeps in (False, True):
         moments = Every()
@@ -248,7 +248,7 @@ def a_whole_chunk(dtype: str) -> ShardedChunk:
 def test_a_forward_whose_layers_are_there():
     """Beside the root's parameters and both layers', 60,000: nothing is gathered. The output, 5,000, is there with the head."""
     chunk, found = a_whole_chunk("bf16"), Every()
-    chunk.forward(Passing("F", fetched=False, held=True, roots=False, gradients=Gradients()), found)
+    chunk.forward(Passing("F", fetched=False, gathered=True, roots=False, gradients=Gradients()), found)
     assert [(saved, held - 3e6) for saved, held, *_ in found.all] == [
         (0.0, 25.0),
         (1_016.0, 60_000 + 700),
@@ -275,7 +275,7 @@ def test_a_backward_whose_layers_are_there(dtype, summed, before, layer, sums):
     last of its gradients, 200.
     """
     chunk, found = a_whole_chunk(dtype), Every()
-    chunk.backward(Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed)), found)
+    chunk.backward(Passing("B", fetched=False, gathered=True, roots=False, gradients=Gradients(summed=summed)), found)
     held = 5_000 + 3_060_000 + before
     assert found.of("backward of h") == [(2_056.0, held + 90 - 40)]
     held += 900
@@ -298,7 +298,7 @@ def test_a_forward_that_prefetches_two_layers():
     10,000 of the second beside the first's kernels, none beside the second's.
     """
     chunk, found = prefetching(a_whole_chunk("bf16")), Every()
-    chunk.forward(Passing("F", fetched=False, held=False, roots=True, gradients=Gradients()), found)
+    chunk.forward(Passing("F", fetched=False, gathered=False, roots=True, gradients=Gradients()), found)
     assert [(saved, held - 3e6) for saved, held, *_ in found.all] == [
         (0.0, 5_000 + 20_000 + 25),
         (16.0, 5_000 + 20_000 + 30_000 + 512),
@@ -314,7 +314,7 @@ def test_a_backward_that_prefetches_two_layers():
     of 10,000, with the other layer's 10,000 beside it; its input's 512 lie in the pipeline's buffer. Parameters stay.
     """
     chunk, found = prefetching(a_whole_chunk("bf16")), Every()
-    chunk.backward(Passing("B", fetched=False, held=False, roots=False, gradients=Gradients()), found)
+    chunk.backward(Passing("B", fetched=False, gathered=False, roots=False, gradients=Gradients()), found)
     held = 3_005_000 + 900
     assert found.of("backward of an all-gather") == [
         (2_016.0, held + 30_000 + 10_000 + 10_000),
@@ -339,7 +339,7 @@ def test_gradients_of_weights_come_layer_by_layer(monkeypatch, dtype, summed, be
     found = Every()
     monkeypatch.setattr("steptime.fsdp.pipeline_chunks.Moments", lambda _: found)
     chunk = replace(a_whole_chunk(dtype), half=(7_000.0, 9_000.0), waits=[100.0, 200.0])
-    chunk.worst(Passing("W", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed)))
+    chunk.worst(Passing("W", fetched=False, gathered=True, roots=False, gradients=Gradients(summed=summed)))
     held = 3_060_000 + before
     assert found.of("gradients of the weights") == [(7_000.0, held + added[0]), (6_800.0, held + added[1])]
 
@@ -371,5 +371,5 @@ def test_the_gradient_of_the_last_layers_output(stage, received):
     """Received from the next stage it lies in the pipeline's buffer; below a head the layer's backward has it."""
     chunk, found = a_whole_chunk("bf16"), Every()
     chunk = replace(chunk, chunk=chunk.assembly.stages[stage][0])
-    chunk.backward(Passing("B", fetched=False, held=True, roots=False, gradients=Gradients()), found)
+    chunk.backward(Passing("B", fetched=False, gathered=True, roots=False, gradients=Gradients()), found)
     assert found.of("backward of mlp")[0] == (2_016.0, 5_000 + 3_060_000 + 900 + 900 - received)

@@ -59,7 +59,7 @@ def test_forward_frees_the_layer_before():
 def test_forward_sends_the_embeddings_shard(monkeypatch):
     """Learned positions make the embedding's group, here a shard of 500 B, larger than a layer's, or the head's of 7."""
     first, last = (ROOT._replace(sent=sent) for sent in (500.0, 7.0))
-    ends = GatheredEnds(first, last, 0.0, apart=True)
+    ends = GatheredEnds(first, last, 0.0, separate=True)
     monkeypatch.setattr("steptime.fsdp.memory_walk.ends_of", lambda *_: ends)
     there, _ = walked(BLOCK)
     assert there.sent == 500.0
@@ -227,7 +227,7 @@ def first_chunk() -> ShardedChunk:
 def chunk_backward(gradients: Gradients, *, held: bool = False) -> Every:
     """All moments of its backward."""
     found = Every()
-    first_chunk().backward(Passing("B", fetched=False, held=held, roots=False, gradients=gradients), found)
+    first_chunk().backward(Passing("B", fetched=False, gathered=held, roots=False, gradients=gradients), found)
     return found
 
 
@@ -238,7 +238,7 @@ def test_what_a_chunk_saves():
 
 def test_the_worst_of_a_chunks_first_backward():
     """The sum of the root's gradients at its end: 305,000, parameters 60,000, sums 12,000 and 100,000, its last gradient 200."""
-    worst = first_chunk().worst(Passing("B", fetched=False, held=False, roots=False, gradients=Gradients()))
+    worst = first_chunk().worst(Passing("B", fetched=False, gathered=False, roots=False, gradients=Gradients()))
     assert (worst.activations_bytes, worst.transient_bytes) == (0.0, 305_000 + 60_000 + 112_000 + 200)
 
 
@@ -303,7 +303,7 @@ def test_the_two_halves_of_a_split_backward(summed, sums):
     of_inputs, of_weights, alone = Every(), Every(), Every()
     before = Gradients(summed=summed)
     for kind, held, found in (("I", False, of_inputs), ("W", True, of_weights), ("W", False, alone)):
-        chunk.one_half(Passing(kind, fetched=False, held=held, roots=False, gradients=before), found)
+        chunk.one_half(Passing(kind, fetched=False, gathered=held, roots=False, gradients=before), found)
     run = 5_000 + 360_000 + sums
     assert of_inputs.of("gradients of the inputs") == [(0.0, run + 7_000), (3_000.0, run)]
     added = [(3_000.0, sums + 1_300 + 3_000), (1_000.0, sums + 1_300 + 6_000)]
@@ -315,7 +315,7 @@ def test_the_layer_whose_backward_is_next_is_gathered_ahead():
     """The first layer's flat buffer is 7,000 here: it has arrived beside the last layer's backward; none follows the first's."""
     blocks = [BLOCK._replace(gathered=7_000.0), BLOCK]
     chunk, found = replace(first_chunk(), layers=[Wrapped(LAYER, [of], [0.0], 0.0, 70.0) for of in blocks]), Every()
-    chunk.backward(Passing("B", fetched=False, held=False, roots=False, gradients=Gradients()), found)
+    chunk.backward(Passing("B", fetched=False, gathered=False, roots=False, gradients=Gradients()), found)
     assert found.of("backward of mlp") == [
         (2_016.0, 305_000 + 30_000 + 7_000 + 1_300 + 900 - 512),
         (1_016.0, 305_000 + 60_000 + 1_300 + 6_000 + 900),
@@ -325,7 +325,7 @@ def test_the_layer_whose_backward_is_next_is_gathered_ahead():
 def test_a_chunks_forward():
     """Each layer adds the 1,000 that it saves to the ids' 16; beside it lie the root 300,000, its own 30,000 and flat 10,000."""
     found = Every()
-    first_chunk().forward(Passing("F", fetched=False, held=False, roots=True, gradients=Gradients()), found)
+    first_chunk().forward(Passing("F", fetched=False, gathered=False, roots=True, gradients=Gradients()), found)
     beside = 300_000 + 30_000 + 10_000 + 700
     assert found.of("forward of mlp") == [(1_016.0, beside), (2_016.0, beside)]
 
@@ -340,7 +340,7 @@ def test_a_chunks_forward_starts_beside_all_that_is_there():
         (False, Gradients(summed=True), 112_000 + 300_000 + 528),
     ):
         found = Every()
-        first_chunk().forward(Passing("F", fetched=False, held=False, roots=roots, gradients=gradients), found)
+        first_chunk().forward(Passing("F", fetched=False, gathered=False, roots=roots, gradients=gradients), found)
         assert found.of("forward of embedding") == [(0.0, held)]
 
 
@@ -359,7 +359,7 @@ def test_a_sent_gradient_waits_for_the_next(keeps_sent, stage, summed, held):
     """
     first = first_chunk()
     chunk = replace(first, chunk=first.assembly.stages[stage][0], keeps_sent=keeps_sent)
-    passing = Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed))
+    passing = Passing("B", fetched=False, gathered=True, roots=False, gradients=Gradients(summed=summed))
     assert chunk.sent_before(passing) == held
 
 
@@ -374,7 +374,7 @@ def test_another_chunk_waits_beside_an_action_and_its_reduction(reduces):
     held = StageHeld([one, other], [400.0, 700.0])
     before, after = Outstanding((0, 1), (0, 0), (True, True)), Outstanding((0, 1), (0, 0), (not reduces, True))
     summed, both = Gradients(summed=True), frozenset({0, 1})
-    passing = Passing("B", fetched=False, held=True, roots=False, gradients=summed)
+    passing = Passing("B", fetched=False, gathered=True, roots=False, gradients=summed)
     found = held.moment(Situation(0, passing, (summed, summed), both, both, reduces, before, after))
     others = 500_000 + 60_000 + 112_000
     if reduces:

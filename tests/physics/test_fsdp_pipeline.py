@@ -121,7 +121,7 @@ def test_a_reduced_chunk_holds_no_unsharded_gradients():
     nothing, of_1, of_0 = (none, none), (none, summed), (summed, none)
     assert [one.gradients for one in found] == [*[nothing] * 5, of_1, nothing, of_0]
     assert [one.reduces for one in found] == [False] * 5 + [True, False, True]
-    assert [one.beside.whole for one in found] == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 1), (2, 0), (1, 0), (0, 0)]
+    assert [one.during.whole for one in found] == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 1), (2, 0), (1, 0), (0, 0)]
     assert [one.after.unreduced for one in found] == [(True, True)] * 5 + [(True, False)] * 2 + [(False, False)]
 
 
@@ -253,7 +253,7 @@ def test_layers_checkpointed_together_are_all_gathered_and_summed(together):
     memories = [PartMemories(assembly, weight_grads_stay=True), PartMemories(assembly)]
     found = chunk_bytes(assembly, assembly.stages[0][0], *memories, split=False)
     assert found.parameters == 2 * LAYER * 2
-    assert found.held(Gradients(summed=True, fresh=False)) == 4 * (2 * LAYER + EMBEDDING)
+    assert found.gradient_bytes(Gradients(summed=True, fresh=False)) == 4 * (2 * LAYER + EMBEDDING)
 
 
 def test_what_one_rank_copies_is_no_communication():

@@ -23,7 +23,7 @@ from steptime.fsdp.of_job import ends_alike, unsynced
 from steptime.fsdp.passes import pass_moments
 from steptime.fsdp.pipeline_memory import stage_actions, stage_chunks
 from steptime.fsdp.plus_plus import reduction
-from steptime.fsdp.seconds import CommSeconds, gathered_again, group_seconds, price
+from steptime.fsdp.seconds import CommSeconds, backward_gather, group_seconds, price
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.job.mesh import Group
@@ -134,7 +134,7 @@ def test_gathers_among_the_neighbors_of_a_second_partition():
     layer = groups(assembly, assembly.chunks[0]).layers[0]
     of = CommSeconds(100.0, 1.0, 1.0, copy_s=3.0, near_s=7.0)
     priced = rates(on.accelerator, plan.software)
-    assert gathered_again(assembly, tuple(on.tiers), priced, layer, of) == (7.0, 3.0, 0.0)
+    assert backward_gather(assembly, tuple(on.tiers), priced, layer, of) == (7.0, 3.0, 0.0)
 
 
 def test_parts_in_forward_and_backward_order():

@@ -13,7 +13,7 @@ def test_the_last_group_is_that_of_the_whole_step():
     19 of the first chunk are held, 18 of the second. After F19 of the second both chunks hold 18 and 19, until B18 of the second.
     """
     (stage,) = states("interleaved", 1, 2, 20, 3)
-    ends = [(of.held, of.action.kind, of.action.microbatch, of.action.chunk) for of in stage[-3:]]
+    ends = [(of.in_flight, of.action.kind, of.action.microbatch, of.action.chunk) for of in stage[-3:]]
     assert ends == [((3, 1), "B", 17, 0), ((2, 2), "F", 19, 1), ((2, 2), "B", 18, 1)]
 
 

@@ -14,8 +14,8 @@ from steptime.memory.buffers import (
     deferred_wgrad_bytes,
     earlier_logits_bytes,
     grow_only,
-    held,
     of_pipeline,
+    one_buffer,
     step_change,
     workspaces,
 )
@@ -30,7 +30,7 @@ def test_states_of_two_chunks_whose_backwards_follow_all_forwards():
     holds the most at its last, one of backwards at its first; the first chunk's backwards find the second chunk's freed.
     """
     [found] = states("gpipe", 1, 2, 3)
-    assert [(state.action.kind, state.action.chunk, state.held, state.whole) for state in found] == [
+    assert [(state.action.kind, state.action.chunk, state.in_flight, state.whole) for state in found] == [
         ("F", 0, (3, 0), (3, 0)),
         ("F", 1, (3, 3), (3, 3)),
         ("B", 1, (3, 3), (3, 3)),
@@ -126,10 +126,10 @@ def test_nothing_is_hidden_on_a_device_alone():
 def test_what_the_optimizer_step_holds_instead():
     """It lacks 1 B that a micro-batch holds for itself, and has 20 B that come with it; 300 B are there all the time."""
     found = [
-        *held("a", 1.0, "s"),
-        *held("b", 20.0, "s", stays=True, at_peak=False),
-        *held("c", 300.0, "s", stays=True),
-        *held("d", 0.0, "s"),
+        *one_buffer("a", 1.0, "s"),
+        *one_buffer("b", 20.0, "s", stays=True, at_peak=False),
+        *one_buffer("c", 300.0, "s", stays=True),
+        *one_buffer("d", 0.0, "s"),
     ]
     assert found[0] == ("a", 1.0, False, True, "s", False)
     assert (at_peak(found), step_change(found), len(found)) == (301.0, 19.0, 3)
@@ -137,7 +137,7 @@ def test_what_the_optimizer_step_holds_instead():
 
 def test_the_first_micro_batches_hold_the_most():
     """1F1B of 64 on two stages: stage 0 holds two from F1 on, first in B0; stage 1 one, F0, B0. Later ones hold no more."""
-    found = [[(*state.action[:2], state.held) for state in stage] for stage in states("1f1b", 2, 1, 64)]
+    found = [[(*state.action[:2], state.in_flight) for state in stage] for stage in states("1f1b", 2, 1, 64)]
     assert found == [[("F", 1, (2,)), ("B", 0, (2,))], [("F", 0, (1,)), ("B", 0, (1,))]]
 
 
@@ -203,7 +203,7 @@ def test_states_of_a_long_step_are_those_of_the_whole_one(schedule, pp, vpp):
             def count(kinds: str, chunk: int, done=done) -> int:
                 return sum(one.kind in kinds and one.chunk == chunk for one in done)
 
-            assert state.held == tuple(count("F", chunk) - count("BW", chunk) for chunk in range(vpp)), state
+            assert state.in_flight == tuple(count("F", chunk) - count("BW", chunk) for chunk in range(vpp)), state
             assert state.whole == tuple(count("F", chunk) - count("BI", chunk) for chunk in range(vpp)), state
 
 

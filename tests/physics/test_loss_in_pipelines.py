@@ -63,7 +63,7 @@ def last_chunk(schedule: str = "1f1b", *, by_loss: bool = True) -> ShardedChunk:
 
 def passing(kind: str, *, summed: bool) -> Passing:
     """An action that finds layers and root gathered."""
-    return Passing(kind, fetched=False, held=True, roots=False, gradients=Gradients(summed=summed))
+    return Passing(kind, fetched=False, gathered=True, roots=False, gradients=Gradients(summed=summed))
 
 
 @pytest.mark.parametrize(("schedule", "pending"), [("1f1b", 60_000 + 2 * 40), ("gpipe", 60_000 + 40)])
@@ -74,10 +74,10 @@ def test_what_the_heads_last_reduction_leaves(schedule, pending, summed, layers)
     Reduced once a step, the head's sums of 100,000 are there and nothing of a reduction.
     """
     chunk, once = (last_chunk(schedule, by_loss=by_loss) for by_loss in (True, False))
-    assert chunk.held(Gradients(summed=summed)) == pending + layers
-    assert once.held(Gradients(summed=summed)) == (100_000 + layers if summed else 0)
-    assert chunk.held(Gradients(fresh=True)) == pending + 2 * 3_000
-    assert once.held(Gradients(fresh=True)) == 50_000 + 2 * 3_000
+    assert chunk.gradient_bytes(Gradients(summed=summed)) == pending + layers
+    assert once.gradient_bytes(Gradients(summed=summed)) == (100_000 + layers if summed else 0)
+    assert chunk.gradient_bytes(Gradients(fresh=True)) == pending + 2 * 3_000
+    assert once.gradient_bytes(Gradients(fresh=True)) == 50_000 + 2 * 3_000
 
 
 @pytest.mark.parametrize(("schedule", "sent"), [("1f1b", 512), ("gpipe", 0)])

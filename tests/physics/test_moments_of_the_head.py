@@ -23,7 +23,7 @@ ENDS = GatheredEnds(
     Buffers(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0, last=0.0, sums=0.0),
     Buffers(7.0, 20_000.0, 30_000.0, 6_000.0, 400.0, 50.0, 8_000.0, 0.0, last=0.0, sums=0.0, stored=90.0),
     between=60.0,
-    apart=True,
+    separate=True,
 )
 BLOCK = Buffers(0.0, 10_000.0, 40_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0, last=0.0, sums=0.0)
 HEAD = PartMemory(5_000.0, Peak(7_000.0, "loss"), Peak(9_000.0, "loss"))
@@ -59,7 +59,7 @@ def test_gradients_of_a_head_in_the_root_stay():
     of, moments = an_assembly(1), Every()
     memories = PartMemories(of, weight_grads_stay=True)
     memories.head = HEAD
-    left = head_backward(of, memories, moments, ENDS._replace(apart=False), [], 10.0, 100_000.0)
+    left = head_backward(of, memories, moments, ENDS._replace(separate=False), [], 10.0, 100_000.0)
     assert left == (2 * (VOCABULARY + NORM), 0.0)
     assert [moment[:3] for moment in moments.all] == [(5_010.0, 100_000 + 30_000 + 4_000, "backward of loss")]
 

@@ -148,9 +148,9 @@ def test_torchtitan_wraps_them_apart_since_its_pull_request_1094():
 def test_what_all_moments_hold():
     """6 B beside the 3 saved and 4 that come and go: 10 of the latter, 13 in all; a moment of 8 without them is less."""
     moments = Moments(0.0)
-    moments.beside = 6.0
+    moments.standing_transient = 6.0
     moments.mark(3.0, 4.0, "first")
-    moments.beside = 0.0
+    moments.standing_transient = 0.0
     moments.mark(4.0, 4.0, "second")
     assert (moments.worst.op, moments.found.added_bytes, moments.most) == ("first", 13.0, 13.0)
 

@@ -6,7 +6,7 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
-from steptime.cost.neighbors import beside_shared
+from steptime.cost.neighbors import shared_expert_halves
 from steptime.model.ops import Comm, Gemm, Move, Op
 from steptime.timing import part_times
 
@@ -52,5 +52,5 @@ def test_the_second_product_runs_beside_the_combine():
         Gemm("down", role="shared_experts"),
         Move("gate", role="shared_experts"),
     ]
-    assert beside_shared(ops, range(7)) == ([2, 3], [5, 6])
-    assert beside_shared(ops, range(2)) == ([], [])
+    assert shared_expert_halves(ops, range(7)) == ([2, 3], [5, 6])
+    assert shared_expert_halves(ops, range(2)) == ([], [])

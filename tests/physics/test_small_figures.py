@@ -32,7 +32,7 @@ from steptime.model.offload import Module, modules_of
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.presets import _sort_key, aliases
 from steptime.model.routing import Rows
-from steptime.model.segments import Segment, covered, made_for, needed_again, replayed, rotations
+from steptime.model.segments import Segment, covered, feeds, read_by_backward, replayed, rotations
 from steptime.model.torch_dispatch import scatter
 from steptime.model.torch_experts import shared
 from steptime.schedule.actions import Action
@@ -155,8 +155,8 @@ def test_a_rotation_made_again_for_attention():
            Move("rope", ("normed",), (turned,)), core]  # fmt: skip
     [found] = rotations(ops)
     assert (found.first, found.last, found.keeps) == (2, 3, ("norm.rstd",))
-    assert [made_for(ops, i, range(3, 5)) for i in range(3)] == [False, False, True]
-    assert needed_again(ops, {0}) == ({"turned", "x", "norm.rstd", "normed"}, {1, 4})
+    assert [feeds(ops, i, range(3, 5)) for i in range(3)] == [False, False, True]
+    assert read_by_backward(ops, {0}) == ({"turned", "x", "norm.rstd", "normed"}, {1, 4})
 
 
 def test_a_copy_in_another_dtype():

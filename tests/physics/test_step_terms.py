@@ -135,8 +135,8 @@ def test_tensors_that_a_rank_updates(zero, ranks):
     flat buffer is cut into two shards.
     """
     assembly = Assembly(job("megatron-core", dp=2, zero_level=zero))
-    found = updated(assembly.job, assembly.held[0])
-    assert (found.tensors, found.owned, found.held) == ((2 * 6 + 3) / ranks, 590_464 / ranks, 590_464)
+    found = updated(assembly.job, assembly.stage_params[0])
+    assert (found.tensors, found.owned, found.on_device) == ((2 * 6 + 3) / ranks, 590_464 / ranks, 590_464)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_the_first_of_equal_states_is_named():
     F1.0 two of the first; all that follow hold the same.
     """
     [found] = states("1f1b", 1, 2, 12)
-    assert [(of.held, of.action.kind, of.action.microbatch) for of in found] == [
+    assert [(of.in_flight, of.action.kind, of.action.microbatch) for of in found] == [
         ((1, 1), "F", 0),
         ((1, 1), "B", 0),
         ((2, 0), "F", 1),

@@ -14,7 +14,7 @@ from steptime.cost.work import Work
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.model.ops import Comm, Gemm, Move, Param, Tensor
-from steptime.timing.node_waits import beside_the_host, without_waits
+from steptime.timing.node_waits import exposed_past_host, without_waits
 
 NODE = 0.001
 FORWARD, BACKWARD = 7 * 5 + 2 * 4 + 21.5 + 7 + 2 + 2, 7 * 7 + 2 * 4 + 21.5 + 8 + 3 + 5
@@ -121,7 +121,7 @@ def test_waits_of_a_step(graph, exposed, left):
     parts: Any = SimpleNamespace(
         works=lambda _: [(2, "layer")], of={"layer": layer}, replays=lambda _: [(5, "layer", Work(host_s=1.0))]
     )
-    assert beside_the_host(Assembly(plan), parts, float(exposed)) == left
+    assert exposed_past_host(Assembly(plan), parts, float(exposed)) == left
 
 
 def test_a_work_without_waits_is_as_long_as_its_kernels():

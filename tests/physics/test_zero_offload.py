@@ -13,7 +13,7 @@ import search_jobs as search
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.memory.on_host import OnHost, on_host
-from steptime.report.explain_parts import gradients_held, host_copies
+from steptime.report.explain_parts import gradient_bytes, host_copies
 from steptime.timing.gradients_down import most_of_one
 
 N = 8030261248
@@ -177,5 +177,5 @@ def test_explanations_of_the_copies():
     facts = {fact.label: " ".join(fact.lines) for fact in host_copies(found).facts}
     assert facts["states"].startswith("4 B a parameter down, 2 B of its sum each way in every micro-batch: ")
     assert facts["in turn"] == "gradients of 1,003,782,656 parameters go down one after another"
-    assert gradients_held(found.job).startswith("buckets of the reduction")
-    assert gradients_held(offloaded(1)).startswith("2 B each, sharded at zero_level 2 and above; buckets of")
+    assert gradient_bytes(found.job).startswith("buckets of the reduction")
+    assert gradient_bytes(offloaded(1)).startswith("2 B each, sharded at zero_level 2 and above; buckets of")

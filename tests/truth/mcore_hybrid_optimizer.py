@@ -99,7 +99,7 @@ def test_each_side_holds_what_megatron_puts_there(share, masters):
     said = {"optimizer": share, "keep_masters": masters}
     ours = jobs.job("llama3-8b", dp=2, performance={"cpu_offload": said})
     host, device = both_sides(hybrid, params)
-    assert host == on_host(ours).held * moved
+    assert host == on_host(ours).stored * moved
     size = ours.software.state_bytes
     assert device == (size.master + size.moments) * (5184 - moved) + (size.master * moved if masters else 0.0)
 

@@ -39,7 +39,7 @@ class OneBlock:
     def __init__(self, job: Job, device: torch.device) -> None:
         """Build it with random weights, on the device."""
         plan = plan_of(job)
-        self.again = plan.recompute.granularity == "full"
+        self.recomputes = plan.recompute.granularity == "full"
         with building(plan.dtype, device):
             self.block, self.tables = TorchBlock(plan), tables(plan)
         shape = (job.data.microbatch_sz, job.data.seqlen, job.model.hidden_sz)
@@ -48,7 +48,7 @@ class OneBlock:
 
     def forward(self) -> Tensor:
         """One forward; its graph lives as long as the returned tensor."""
-        run = partial(checkpoint, self.block, use_reentrant=False) if self.again else self.block
+        run = partial(checkpoint, self.block, use_reentrant=False) if self.recomputes else self.block
         out: Tensor = run(self.x, *self.tables)
         return out
 

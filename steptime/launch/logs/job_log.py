@@ -121,7 +121,7 @@ class JobLog:
         if entry.timed and entry.number:
             self.timed_per_step = entry.timed / entry.number
         series = self.timer if entry.samples_per_s else self.series
-        series.add(file.apart(entry) if entry.mean_s else entry, entry.number)
+        series.add(file.with_own_step(entry) if entry.mean_s else entry, entry.number)
 
     @property
     def steps(self) -> LoggedSteps:
@@ -158,7 +158,7 @@ class FileState:
         self.begin = 0
         """The current line, and the line on which the dump began."""
 
-    def apart(self, line: entries.Iteration) -> entries.Iteration:
+    def with_own_step(self, line: entries.Iteration) -> entries.Iteration:
         """A line that prints the mean since the run began, with the step time since the line before it."""
         if line.number <= self.before or self.before < 0:  # the run's first line; whole seconds tell where it began
             began = line.number - line.elapsed_s / line.mean_s

@@ -15,7 +15,7 @@ from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
 from steptime.launch.megatron.undecided_flags import decided
 from steptime.launch.reading import Sets
 from steptime.launch.shell.expansion import NOT_RUN
-from steptime.launch.shell.processes import Word, taken_apart
+from steptime.launch.shell.processes import Word, split_words
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Unknown
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
@@ -50,7 +50,7 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
     """The arguments in the words after the program; the last of several wins, as in argparse."""
     line = CommandLine({}, {}, [], [], {})
     groups: list[list[Word]] = []
-    known, undecided = decided(taken_apart(list(words)), _with_flags)
+    known, undecided = decided(split_words(list(words)), _with_flags)
     for word in known:
         if _FLAG.fullmatch(word.text):
             name, equals, value = word.text.partition("=")

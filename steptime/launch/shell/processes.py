@@ -21,10 +21,10 @@ class Word(NamedTuple):
     """Why each part without a value has none: "$X has no value"."""
 
 
-def taken_apart(words: list[Word]) -> list[Word]:
+def split_words(words: list[Word]) -> list[Word]:
     """The words, of which one that is a whole command line ("$ALL_ARGS", as wrappers pass it on) is the words of that.
 
-    >>> [word.text for word in taken_apart([Word("--tp 8 --bf16", 1), Word("a b", 1)])]
+    >>> [word.text for word in split_words([Word("--tp 8 --bf16", 1), Word("a b", 1)])]
     ['--tp', '8', '--bf16', 'a b']
     """
     found: list[Word] = []

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.shell.processes import flags_of, taken_apart
+from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import read_script
 
 _TOML = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
@@ -69,7 +69,7 @@ def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles | No
     if _STARTED.search(text) and nearby.text("run_train.sh") is None:
         nearby.written["run_train.sh"] = _RUN_TRAIN
     script = read_script(text, path, env, nearby)
-    said = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
+    said = dict(flags_of([word.text for word in split_words(script.arguments)]))
     over = dict(_switched(key, value) for key, value in said.items() if "." in key)
     if named is not None:
         return Named(named[1], inside, "", over, script.devices)

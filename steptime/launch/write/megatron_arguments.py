@@ -188,10 +188,10 @@ def _recompute(performance: Mapping[str, Any]) -> Keys:
     """Recomputation, and activations that wait in the host's memory."""
     away = performance.get("offload_modules")
     found: Keys = {"fine_grained_activation_offloading": True, "offload_modules": " ".join(away)} if away else {}
-    return found | _run_again(performance)
+    return found | _recomputation(performance)
 
 
-def _run_again(performance: Mapping[str, Any]) -> Keys:
+def _recomputation(performance: Mapping[str, Any]) -> Keys:
     said = performance.get("recompute") or {}
     if said.get("granularity") == "selective" and MODULES.issuperset(said.get("modules", [""])):
         return {"recompute_granularity": "selective", "recompute_modules": " ".join(said["modules"])}

@@ -90,11 +90,11 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
     given = [] if found.given is None else [found.given]
     ends = [*steps_s, *(e.step_s for e in given)]
     low, high = 0.97 * min(ends), 1.06 * max(ends)
-    top = 1.04 * max([capacity, *(_held(e) for e in given)])
+    top = 1.04 * max([capacity, *(_needed_bytes(e) for e in given)])
 
-    def at(step_s: Any, held: Any, ln: Any = log) -> tuple[Any, Any]:
+    def at(step_s: Any, needed: Any, ln: Any = log) -> tuple[Any, Any]:
         x = LEFT + (WIDTH - LEFT - 10.0) * (ln(step_s) - log(low)) / (log(high) - log(low))
-        return x, 8.0 + (HEIGHT - BOTTOM - 8.0) * (1.0 - held / top)
+        return x, 8.0 + (HEIGHT - BOTTOM - 8.0) * (1.0 - needed / top)
 
     spots = [at(layout.step_s, layout.held_bytes) for layout in layouts]
     line = el("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(spots)), class_="line")
@@ -109,8 +109,8 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
         el("text", f"{capacity / GIB:.1f} GiB usable", x=WIDTH - 4, y=full - 5, text_anchor="end"),
     ]
     for estimate in given:
-        x, y = at(estimate.step_s, _held(estimate))
-        title = el("title", f"the plan: {seconds(estimate.step_s)}, {_held(estimate) / GIB:.1f} GiB")
+        x, y = at(estimate.step_s, _needed_bytes(estimate))
+        title = el("title", f"the plan: {seconds(estimate.step_s)}, {_needed_bytes(estimate) / GIB:.1f} GiB")
         marks.append(el("path", title, d=f"M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z", class_="here"))
         marks.append(el("text", "the plan", x=x + 11, y=y + 4))
     cloud = _cloud(found, low, high, at)
@@ -125,7 +125,7 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
     return join(el("div", chart, class_="scroll"), el("p", note, class_="note"))
 
 
-def _held(estimate: Any) -> float:
+def _needed_bytes(estimate: Any) -> float:
     return float(estimate.memory.most_bytes)
 
 

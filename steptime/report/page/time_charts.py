@@ -25,13 +25,13 @@ def step_bars(estimate: Estimate) -> Html:
     shown = column([parts.get(n, 0.0) for n in names] + [hidden.get(n, 0.0) for n in names], unit.size, 4)
     rows = []
     for i, name in enumerate(names):
-        own, beside = max(0.0, parts.get(name, 0.0)), hidden.get(name, 0.0)
+        own, hidden_s = max(0.0, parts.get(name, 0.0)), hidden.get(name, 0.0)
         cells = [
             el("th", part_name(name), scope="row"),
-            el("td", _bar(name, own / widest, beside / widest), class_="bar"),
+            el("td", _bar(name, own / widest, hidden_s / widest), class_="bar"),
             el("td", shown[i], class_="n"),
             el("td", percent(own / time.step_s), class_="n"),
-            el("td", shown[len(names) + i] if beside else "", class_="n"),
+            el("td", shown[len(names) + i] if hidden_s else "", class_="n"),
         ]
         rows.append(el("tr", *cells))
     head = [("part", ""), ("seconds", "bar"), (unit.name, "n"), ("share", "n"), (f"hidden [{unit.name}]", "n")]
@@ -41,13 +41,13 @@ def step_bars(estimate: Estimate) -> Html:
     return join(table(head, rows, "bars", el("tfoot", el("tr", *total))), el("p", note, class_="note"))
 
 
-def _bar(name: str, own: float, beside: float) -> Html:
+def _bar(name: str, own: float, hidden: float) -> Html:
     """Exposed time solid, hidden time hatched next to it."""
     css = time_class(name)
     pieces = [el("rect", x=0, y=0, width=WIDTH * own, height=16, class_=f"{css} edge")] if own else []
-    if beside:
-        pieces.append(el("rect", x=WIDTH * own, y=0, width=WIDTH * beside, height=16, class_=f"{css} hidden"))
-        pieces.append(el("rect", x=WIDTH * own, y=0, width=WIDTH * beside, height=16, class_="hatch edge"))
+    if hidden:
+        pieces.append(el("rect", x=WIDTH * own, y=0, width=WIDTH * hidden, height=16, class_=f"{css} hidden"))
+        pieces.append(el("rect", x=WIDTH * own, y=0, width=WIDTH * hidden, height=16, class_="hatch edge"))
     return el("svg", *pieces, viewBox="0 -2 1000 20", preserveAspectRatio="none", aria_hidden="true")
 
 
