@@ -307,5 +307,7 @@ def test_every_figure_names_its_source():
 def test_each_module_and_class_has_a_name_of_its_own():
     """A reader who searches for a name finds one thing."""
     modules = Counter(path.stem for path in FILES if not path.stem.startswith("__"))
+    packages = {path.parent for path in FILES} - {PACKAGE}
+    modules.update(path.name for path in packages if path / f"{path.name}.py" not in FILES)
     classes = Counter(node.name for path in FILES for node in tree(path).body if isinstance(node, ast.ClassDef))
     assert [name for counts in (modules, classes) for name, times in counts.items() if times > 1] == []

@@ -22,7 +22,7 @@ from steptime.launch.plan_yaml import mapping_yaml
 from steptime.search.run import search
 from steptime.serve import whatif
 from steptime.serve.fields import FIELDS, choices
-from steptime.serve.page import page
+from steptime.serve.what_if_page import page
 
 ROOT = Path(__file__).parents[1]
 

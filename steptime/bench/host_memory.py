@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 import psutil
 
-from steptime.bench.logs.samples import Tally
+from steptime.bench.run_logs.samples import Tally
 
 
 def max_rss_bytes() -> int:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.bench import timings
-from steptime.bench.logs.samples import MemoryUse
 from steptime.bench.machine_figures import Sweeps
 from steptime.bench.phases import Phases, first_step_done
 from steptime.bench.rank_log import LOG
+from steptime.bench.run_logs.samples import MemoryUse
 from steptime.bench.runnable import as_run, layout_name, unsupported
 from steptime.bench.runs import adamw, bandwidth, collectives, gemm, operands, sdpa
 from steptime.bench.runs.block import BlockRow, run_block

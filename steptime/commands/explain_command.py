@@ -96,8 +96,8 @@ def _explain_key(options: Namespace, out: Printer) -> int:
 def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
     """A profiler's trace sorted into the parts of the estimate, and compared with it."""
     from steptime.answer.result import estimate
-    from steptime.bench.trace.attribution import attribute
-    from steptime.bench.trace.events import read_all
+    from steptime.bench.profiler_trace.attribution import attribute
+    from steptime.bench.profiler_trace.events import read_all
     from steptime.report import trace_tables as view
 
     if options.name is not None or options.yaml:

@@ -8,11 +8,11 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import read_each
 from steptime.base.words import counted
-from steptime.bench.logs import gpu_memory, scaling_runs, startup
-from steptime.bench.logs.gpu_memory import GpuMemoryLog
-from steptime.bench.logs.samples import MIB, MemoryUse
-from steptime.bench.logs.scaling_runs import Point, ScalingSeries
-from steptime.bench.logs.startup import PHASES, NeverStarted, Startup, Unclear, by_world_size, quantiles
+from steptime.bench.run_logs import gpu_memory, scaling_runs, startup
+from steptime.bench.run_logs.gpu_memory import GpuMemoryLog
+from steptime.bench.run_logs.samples import MIB, MemoryUse
+from steptime.bench.run_logs.scaling_runs import Point, ScalingSeries
+from steptime.bench.run_logs.startup import PHASES, NeverStarted, Startup, Unclear, by_world_size, quantiles
 from steptime.bench.timings import SCHEMA
 from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for, whole
 from steptime.report.table import Fact, FactList, ReportSection, Table

@@ -7,7 +7,7 @@ from typing import Any
 
 from steptime.base.rows import Time
 from steptime.base.words import counted
-from steptime.bench.trace.attribution import Attribution, PartRow, RankStep
+from steptime.bench.profiler_trace.attribution import Attribution, PartRow, RankStep
 from steptime.report.breakdown import part_name
 from steptime.report.format import TIME, column, percent, seconds, unit_for
 from steptime.report.table import Fact, FactList, ReportSection, Table

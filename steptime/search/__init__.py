@@ -8,9 +8,10 @@ full. The package has the name of its function and is called like it.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from steptime import __getattr__ as public_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,10 +36,8 @@ class _Search(ModuleType):
         axes: Axes | None = None,
     ) -> Search:
         """`search.run.search`."""
-        public: Search = import_module("steptime").__getattr__("search")(
-            job, devices, gbs=gbs, over=over, objective=objective, axes=axes
-        )
-        return public
+        found: Search = public_name("search")(job, devices, gbs=gbs, over=over, objective=objective, axes=axes)
+        return found
 
 
 sys.modules[__name__].__class__ = _Search

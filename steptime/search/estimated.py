@@ -14,8 +14,8 @@ from steptime.job.layer_counts import layers_per_chunk
 from steptime.memory.states import stage_states
 from steptime.schedule.orders import described
 from steptime.search.grid import with_split
-from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
+from steptime.search.pipeline_layouts import Block
 from steptime.search.pipeline_rows import legal_rows, rows_of
 from steptime.search.recompute import WORD, RecomputeChoice, of_plan
 from steptime.search.space import Axes, Grid, Shape

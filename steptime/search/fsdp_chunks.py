@@ -26,9 +26,9 @@ from steptime.schedule import Action, order
 from steptime.schedule.orders import first_backward
 from steptime.schedule.sharded import sharded_steps
 from steptime.search.fsdp_groups import ChunkGroups, Ends
-from steptime.search.layouts import Pipelines
 from steptime.search.part_columns import JoinedMemories
 from steptime.search.pipeline import Stages, contents, memory_rows, some
+from steptime.search.pipeline_layouts import Pipelines
 from steptime.search.pipeline_rows import LayoutRows
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.stage_peaks import alike, largest

@@ -14,8 +14,8 @@ from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.memory.overhead import overhead
-from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
+from steptime.search.pipeline_layouts import Block
 from steptime.search.pipeline_rows import LayoutRows, legal_rows, rows_of
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.space import Grid, Shape

@@ -21,9 +21,9 @@ from steptime.schedule.orders import described, shortened
 from steptime.schedule.stage_exchange import exchange_of
 from steptime.search.fsdp_chunks import ColumnSeconds, FsdpChunks
 from steptime.search.fsdp_groups import ends, picked
-from steptime.search.layouts import Block, Pipelines
 from steptime.search.lower_bounds import Limits
 from steptime.search.pipeline import Stages, counts_of
+from steptime.search.pipeline_layouts import Block, Pipelines
 from steptime.search.pipeline_rows import legal_rows, shardings_of
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.space import SPLIT_SETTINGS, Shape

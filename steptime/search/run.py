@@ -13,8 +13,8 @@ from steptime.base.config import ConfigError, show
 from steptime.base.words import counted
 from steptime.job.job import Job
 from steptime.search.estimated import narrowed
-from steptime.search.layouts import Block
 from steptime.search.objective import unit, weight
+from steptime.search.pipeline_layouts import Block
 from steptime.search.screen import Bound, Screen
 from steptime.search.search import Asked, FoundLayouts, Search
 from steptime.search.space import AXES, EXCESS, Axes, Counts

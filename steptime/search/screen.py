@@ -21,9 +21,9 @@ from steptime.schedule.orders import described
 from steptime.search import estimated, fsdp_layouts, fsdp_pipelines, oversized, rounds
 from steptime.search.fsdp_pipelines import FsdpPipelines
 from steptime.search.grid import grid, schedules, shapes, with_split
-from steptime.search.layouts import Block, Pipelines
 from steptime.search.part_columns import PartColumns, PartKey, by_sp, code, parts_of
 from steptime.search.pipeline import Chunks, stages
+from steptime.search.pipeline_layouts import Block, Pipelines
 from steptime.search.pipeline_rows import LayoutRows
 from steptime.search.recompute import RecomputeChoice, allowed, of_layers, of_plan, usual
 from steptime.search.search import Search

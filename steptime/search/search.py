@@ -17,8 +17,8 @@ from steptime.base.words import counted
 from steptime.job.job import Job
 from steptime.search.changes import fewest
 from steptime.search.front import corners, shown
-from steptime.search.layouts import Block
 from steptime.search.objective import ranked
+from steptime.search.pipeline_layouts import Block
 from steptime.search.recompute import kind
 from steptime.search.space import Axes, Counts
 

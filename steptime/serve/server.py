@@ -21,7 +21,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.serve import whatif
-from steptime.serve.page import page
+from steptime.serve.what_if_page import page
 
 MOST_BYTES = 200_000
 """Largest request [B]."""

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def written(tmp_path):
     """Write events as a rank's trace and read it back."""
-    from steptime.bench.trace.events import read
+    from steptime.bench.profiler_trace.events import read
 
     def call(*events, rank=0, world=None):
         path = tmp_path / f"rank{rank}.json"

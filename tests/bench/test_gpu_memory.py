@@ -10,8 +10,8 @@ from threading import Thread
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.bench.logs.gpu_memory import summarize
-from steptime.bench.logs.samples import MIB, Tally
+from steptime.bench.run_logs.gpu_memory import summarize
+from steptime.bench.run_logs.samples import MIB, Tally
 from steptime.report.bench_logs import log_line, memory_command
 from steptime.report.table import Style, layout
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from steptime.bench.host_memory import max_rss_bytes, rss_bytes, sampled
-from steptime.bench.logs.samples import MIB
+from steptime.bench.run_logs.samples import MIB
 
 HELD = 96 * 2**20
 LEAST = 0.9 * HELD

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.bench.logs.scaling_runs import _at, read_runs, series
+from steptime.bench.run_logs.scaling_runs import _at, read_runs, series
 from steptime.bench.runs.clock import Timing
 from steptime.bench.runs.step import StepRow
 from steptime.job.job import Job

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.bench.logs.stamps import dated, elapsed, following, nearest, of_line
+from steptime.bench.run_logs.stamps import dated, elapsed, following, nearest, of_line
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
-from steptime.bench.logs.stamps import in_name
-from steptime.bench.logs.startup import (
+from steptime.bench.phases import JOB_STARTED, Phases, first_step_done, job_started
+from steptime.bench.run_logs.stamps import in_name
+from steptime.bench.run_logs.startup import (
     NeverStarted,
     Startup,
     Unclear,
@@ -25,7 +26,6 @@ from steptime.bench.logs.startup import (
     read_stamps,
     step_of,
 )
-from steptime.bench.phases import JOB_STARTED, Phases, first_step_done, job_started
 from steptime.report.bench_logs import startup_command
 from steptime.report.table import Style, layout
 

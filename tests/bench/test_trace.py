@@ -20,8 +20,8 @@ from bench.traces import (
 )
 
 from steptime import estimate
-from steptime.bench.trace.attribution import attribute
-from steptime.bench.trace.events import read
+from steptime.bench.profiler_trace.attribution import attribute
+from steptime.bench.profiler_trace.events import read
 
 
 def parts_of(trace, job=None):

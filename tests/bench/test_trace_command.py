@@ -18,10 +18,10 @@ from bench.traces import (
 )
 
 from steptime import estimate
-from steptime.bench.trace.attribution import attribute
-from steptime.bench.trace.events import read, read_all
-from steptime.bench.trace.intervals import ORDER
-from steptime.bench.trace.kernel_names import COMM
+from steptime.bench.profiler_trace.attribution import attribute
+from steptime.bench.profiler_trace.events import read, read_all
+from steptime.bench.profiler_trace.intervals import ORDER
+from steptime.bench.profiler_trace.kernel_names import COMM
 from steptime.commands import cli
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def test_a_packed_trace_reads_the_same(two_ranks, tmp_path):
 
 def test_chunks_of_any_size_give_the_same_events(two_ranks, monkeypatch):
     whole = read(two_ranks[0])
-    monkeypatch.setattr("steptime.bench.trace.chrome_json._CHUNK", 4099)
+    monkeypatch.setattr("steptime.bench.profiler_trace.chrome_json._CHUNK", 4099)
     assert read(two_ranks[0]) == whole
 
 
@@ -200,8 +200,8 @@ def test_options_that_do_not_go_together(capsys, tmp_path):
 def test_sorting_a_trace_imports_no_torch(written):
     path = written(*TWO_STREAMS, world=2).path
     code = (
-        "import sys\nimport steptime.bench.trace.attribution, steptime.report.trace_tables\n"
-        "from steptime.bench.trace.events import read\n"
+        "import sys\nimport steptime.bench.profiler_trace.attribution, steptime.report.trace_tables\n"
+        "from steptime.bench.profiler_trace.events import read\n"
         f"read({path!r})\nassert not {{'torch', 'numpy'}} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -14,10 +14,10 @@ from bench.traces import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.bench.trace import kernel_names
-from steptime.bench.trace.events import HostOp
-from steptime.bench.trace.intervals import ORDER, PartInterval, own_time, share_out
-from steptime.bench.trace.kernel_names import COMM, WORK, group_part, kernel_part, op_part
+from steptime.bench.profiler_trace import kernel_names
+from steptime.bench.profiler_trace.events import HostOp
+from steptime.bench.profiler_trace.intervals import ORDER, PartInterval, own_time, share_out
+from steptime.bench.profiler_trace.kernel_names import COMM, WORK, group_part, kernel_part, op_part
 
 # --- names -----------------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ import fnmatch
 from abc import ABC, abstractmethod
 
 from steptime.launch.shell.assignments import let
-from steptime.launch.shell.commands import Command, ExitError, LeaveError, Left
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.recorded_commands import Command, ExitError, LeaveError, Left
 from steptime.launch.shell.scope import Scope, Unknown, merged
 from steptime.launch.shell.statements import Case, Chain, Function, If, Loop, Simple, Statement, Subshell
 

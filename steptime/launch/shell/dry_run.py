@@ -8,13 +8,13 @@ from functools import partial
 
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, text_to_read
-from steptime.launch.shell.commands import Command, ExitError, LeaveError
 from steptime.launch.shell.conditions import Outcome, answer_of
 from steptime.launch.shell.control_flow import ControlFlow
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.own_commands import own_command
 from steptime.launch.shell.printed import output, printed
+from steptime.launch.shell.recorded_commands import Command, ExitError, LeaveError
 from steptime.launch.shell.scope import Kept, Scope, Value, clean
 from steptime.launch.shell.slurm import launcher_of, started, submitted
 from steptime.launch.shell.statements import ASSIGNMENT, Function, Simple, Statement, Subshell

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import assign, let, read_names, write_file
-from steptime.launch.shell.commands import LeaveError, Left
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.recorded_commands import LeaveError, Left
 from steptime.launch.shell.scope import Kept, Scope, Unknown, Value
 from steptime.launch.shell.statements import ASSIGNMENT, Simple
 

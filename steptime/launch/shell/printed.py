@@ -6,8 +6,8 @@ import re
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
-from steptime.launch.shell.commands import Command, ExitError, LeaveError, Left
 from steptime.launch.shell.grammar import parse_shell
+from steptime.launch.shell.recorded_commands import Command, ExitError, LeaveError, Left
 from steptime.launch.shell.scope import Scope, Unknown, Value
 from steptime.launch.shell.statements import Function, Statement
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import unreadable
-from steptime.bench.trace.chrome_json import events, unpacked
-from steptime.bench.trace.kernel_names import BYTES, DEVICE_WORK, TRANSFERS
+from steptime.bench.profiler_trace.chrome_json import events, unpacked
+from steptime.bench.profiler_trace.kernel_names import BYTES, DEVICE_WORK, TRANSFERS
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.rows import Time
 from steptime.base.words import counted
-from steptime.bench.trace.axes import TracedAxes, with_issuers
-from steptime.bench.trace.events import Activity, Trace
-from steptime.bench.trace.intervals import Frame, PartInterval, device_part, host_intervals, share_out
-from steptime.bench.trace.kernel_names import COMM, WORK
+from steptime.bench.profiler_trace.axes import TracedAxes, with_issuers
+from steptime.bench.profiler_trace.events import Activity, Trace
+from steptime.bench.profiler_trace.intervals import Frame, PartInterval, device_part, host_intervals, share_out
+from steptime.bench.profiler_trace.kernel_names import COMM, WORK
 from steptime.job.job import Job
 
 SecondsByPart = dict[str, float]

@@ -7,8 +7,8 @@ torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 
 from __future__ import annotations
 
-from steptime.bench.trace.events import Activity, Trace, TraceGroup
-from steptime.bench.trace.kernel_names import group_part
+from steptime.bench.profiler_trace.events import Activity, Trace, TraceGroup
+from steptime.bench.profiler_trace.kernel_names import group_part
 from steptime.job.job import Job
 
 FUNCTIONAL, DIRECT = "DTensor's functional collectives", "direct collectives (DDP, FSDP)"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from steptime.base.config import ConfigError
-from steptime.bench.logs.samples import MIB, MemoryUse, Tally
-from steptime.bench.logs.stamps import dated, following, nearest, of_line, read_lines
-from steptime.bench.logs.startup import step_of
+from steptime.bench.run_logs.samples import MIB, MemoryUse, Tally
+from steptime.bench.run_logs.stamps import dated, following, nearest, of_line, read_lines
+from steptime.bench.run_logs.startup import step_of
 
 QUERY = ("timestamp", "index", "name", "memory.used", "memory.total")
 """Columns of a log without a header."""

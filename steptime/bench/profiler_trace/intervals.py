@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from steptime.bench.trace.events import Activity, HostOp, Trace
-from steptime.bench.trace.kernel_names import COMM, WORK, kernel_part, op_part
+from steptime.bench.profiler_trace.events import Activity, HostOp, Trace
+from steptime.bench.profiler_trace.kernel_names import COMM, WORK, kernel_part, op_part
 
 _LASTING = {"gemm", "attention", "recompute", "optimizer", "wait"}
 """Parts that an operator passes on to those it calls: copies inside a product belong to the product."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.grouping import grouped
-from steptime.bench.logs.stamps import Stamp, dated, elapsed, in_name, of_line, read_lines
+from steptime.bench.run_logs.stamps import Stamp, dated, elapsed, in_name, of_line, read_lines
 
 PHASES = ("launcher", "imports", "init", "build", "first_step")
 """The parts of a start-up in order; `steady`, the time of a later step, is listed as well."""
