@@ -41,10 +41,10 @@ def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> 
     share = sum(waits_s.values()) / step_s
     if share < HOST_BOUND:
         return []
-    again = waits_s["recompute"] / step_s
+    replays = waits_s["recompute"] / step_s
     where = (
-        f"{100 * (share - again):.0f} % as launch gaps, {100 * again:.0f} % as recomputation"
-        if again
+        f"{100 * (share - replays):.0f} % as launch gaps, {100 * replays:.0f} % as recomputation"
+        if replays
         else "part of the launch gaps"
     )
     traced = run_by_host(software.timing)

@@ -209,11 +209,11 @@ def _beyond_the_layers(job: Job) -> list[str]:
     if job.recompute.method != "every" or all(map(le, counts, chunks)):
         return []
     every, most = flow(counts[0] if len(set(counts)) == 1 else list(counts)), max(chunks)
-    held = f"no chunk has more than {most} layers" if len(chunks) > 1 else f"the model has {most} layers"
+    why = f"no chunk has more than {most} layers" if len(chunks) > 1 else f"the model has {most} layers"
     setting = f"performance.recompute.n_layers {every} with method every"
     if any(map(le, counts, chunks)):
         return [f"note: {setting} recomputes nothing in model chunks of fewer layers"]
-    return [f"no effect: {setting} ({held}, so none is recomputed)"]
+    return [f"no effect: {setting} ({why}, so none is recomputed)"]
 
 
 def said(job: Job) -> Iterator[tuple[str, Any]]:

@@ -85,7 +85,7 @@ def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
     job = assembly.job
     buffers = [stage_buffers(assembly, stage, state) for stage, state in enumerate(states)]
     permanent = [float(at_peak(one)) for one in buffers]
-    steps = [in_step(job, state, held) for state, held in zip(states, buffers, strict=True)]
+    steps = [in_step(job, state, of_stage) for state, of_stage in zip(states, buffers, strict=True)]
     steps = [m._replace(transient_bytes=m.transient_bytes + own) for m, own in zip(steps, permanent, strict=True)]
     if fsdp.applies(job):
         if job.parallelism.pp > 1:

@@ -277,12 +277,12 @@ def document(estimate: Estimate) -> dict[str, Any]:
 
 def memory(estimate: Estimate) -> dict[str, Any]:
     """Memory with its fixes, which are searched only where the job does not fit."""
-    document = (held := estimate.memory)._asdict()
-    document["stages"] = [row._asdict() for row in held.stages]
-    document["overhead_bytes"] = held.overhead_bytes._asdict()
-    if not held.host_bytes:
+    document = (found := estimate.memory)._asdict()
+    document["stages"] = [row._asdict() for row in found.stages]
+    document["overhead_bytes"] = found.overhead_bytes._asdict()
+    if not found.host_bytes:
         del document["host_bytes"], document["host_capacity_bytes"]
-    document["fixes"] = [] if held.fits else [fix._asdict() for fix in estimate.fixes]
+    document["fixes"] = [] if found.fits else [fix._asdict() for fix in estimate.fixes]
     return document
 
 

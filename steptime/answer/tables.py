@@ -133,8 +133,8 @@ def is_replayed(timing: StepTime, part: Part, op: Gemm) -> bool:
     job, ops = timing.job, part.ops
     early, in_head = job.software.activations.recompute_stops_early, part is timing.assembly.head
     if job.recompute.granularity == "full" and not in_head:
-        again = replayed(ops, 0, len(ops) - 1, stops_early=early)
-        return any(ops[i] is op for i in again)
+        rerun_ops = replayed(ops, 0, len(ops) - 1, stops_early=early)
+        return any(ops[i] is op for i in rerun_ops)
     modules = timing.assembly.head_modules if in_head else job.recompute.modules
     segments = find_segments(ops, modules, compiled=job.software.kernels.compile != "none")
     return any(ops[i] is op for s in segments for i in rerun(ops, s, stops_early=early))

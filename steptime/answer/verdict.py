@@ -9,7 +9,7 @@ from typing import NamedTuple
 from steptime import fsdp
 from steptime.answer.interval import memory_interval
 from steptime.base.num import Num, maximum, new_row, where
-from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
+from steptime.base.rows import Memory, StageBuffer, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.allocator_blocks import further_ends
@@ -116,9 +116,9 @@ class AroundPeak(NamedTuple):
     """Of the first step's micro-batches: what is not allocated yet, to be taken off one by one."""
 
 
-def around_peak(job: Job, state: States, buffers: list[HeldBuffer]) -> AroundPeak:
+def around_peak(job: Job, state: States, buffers: list[StageBuffer]) -> AroundPeak:
     """That of one stage with its buffers."""
-    staying = sum([held.bytes for held in buffers if held.stays])
+    staying = sum([one.bytes for one in buffers if one.stays])
     return AroundPeak(at_peak(buffers), staying, in_step(job, state, buffers), not_yet(job, state, buffers))
 
 
@@ -127,7 +127,7 @@ def moment_bytes(job: Job, state: States) -> Num:
     return state.optimizer_bytes - state.kept_masters - job.software.state_bytes.master * state.owned
 
 
-def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:
+def in_step(job: Job, state: States, buffers: list[StageBuffer]) -> PeakMoment:
     """The optimizer step: no activations; the update's temporaries, without the buffers that exist only during micro-batches."""
     return PeakMoment(0.0, update_temporaries(job, state) + step_change(buffers), "optimizer step")
 
@@ -139,13 +139,13 @@ def update_temporaries(job: Job, state: States) -> Num:
     return foreach * moment_bytes(job, state) / 2.0 + state.update_bytes
 
 
-def not_yet(job: Job, state: States, buffers: list[HeldBuffer]) -> tuple[Num, ...]:
+def not_yet(job: Job, state: States, buffers: list[StageBuffer]) -> tuple[Num, ...]:
     """What the first step's micro-batches lack of later ones': moments, what is left from a previous step.
 
     In a single one's forward the workspace of autograd's thread too.
     """
     software, p = job.software, job.parallelism
-    lacking = moment_bytes(job, state), at_peak([held for held in buffers if held.carried])
+    lacking = moment_bytes(job, state), at_peak([one for one in buffers if one.carried])
     if (
         p.pp > 1
         or not job.single_microbatch
@@ -173,13 +173,13 @@ def stream_pools(walked: PeakMoment, updating: PeakMoment, to_come: Num) -> Stre
 
 def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment, kind: PoolKind) -> StageMemory:
     """One stage's states, buffers, activations and transients, at its peak in a micro-batch or in the optimizer step."""
-    held_then, staying, updating, lacking = around
+    at_peak_bytes, staying, updating, lacking = around
     moment = walked.worse(updating)
     gradients = state.gradients_bytes - moment.grads_not_yet_allocated_bytes
-    fixed = state.params_bytes + gradients + state.optimizer_bytes + held_then
+    fixed = state.params_bytes + gradients + state.optimizer_bytes + at_peak_bytes
     moving = moment.activations_bytes + moment.transient_bytes
     states = state.params_bytes + state.gradients_bytes + state.optimizer_bytes
-    first = states + held_then + walked.added_bytes
+    first = states + at_peak_bytes + walked.added_bytes
     for bytes_ in lacking:
         first = first - bytes_
     pools = stream_pools(walked, updating, moment.grads_not_yet_allocated_bytes) if kind.pooled else None
@@ -189,12 +189,12 @@ def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment,
         gradients,
         state.optimizer_bytes,
         moment.activations_bytes,
-        moment.transient_bytes + held_then,
+        moment.transient_bytes + at_peak_bytes,
         fixed + moving,
         reserved_bytes(fixed, moving, pools, expandable=kind.expandable),
         moment.op,
-        held_then,
+        at_peak_bytes,
         states + staying,
-        maximum(first, states + held_then + updating.transient_bytes),
+        maximum(first, states + at_peak_bytes + updating.transient_bytes),
     )
     return new_row(StageMemory, row)

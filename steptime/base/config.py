@@ -75,10 +75,10 @@ class Config(PublicFields, metaclass=PublicNames):
 
     def __copy__(self) -> Self:
         """The fields alone: what a `cached_property` holds may not hold for a copy with other fields."""
-        made = super().__copy__()
-        for name in made.__dict__.keys() - type(self).model_fields.keys():
-            object.__delattr__(made, name)
-        return made
+        copy = super().__copy__()
+        for name in copy.__dict__.keys() - type(self).model_fields.keys():
+            object.__delattr__(copy, name)
+        return copy
 
     def __eq__(self, other: object) -> bool:
         """By the fields, in a third of the time of pydantic's, which first takes them from what properties have added."""

@@ -74,6 +74,6 @@ class Switches(ByFields):
         """
         if unknown := changes.keys() - vars(self).keys():
             raise TypeError(f"not settings of {type(self).__name__}: {', '.join(sorted(unknown))}")
-        made = object.__new__(type(self))
-        vars(made).update(vars(self), **changes)
-        return made
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self), **changes)
+        return copy

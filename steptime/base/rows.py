@@ -51,7 +51,7 @@ class StageMemory(NamedTuple):
     """The peak of the first step, before the optimizer's moments exist."""
 
 
-class HeldBuffer(NamedTuple):
+class StageBuffer(NamedTuple):
     """A workspace or buffer in torch's allocator on a stage, besides states and activations."""
 
     name: str

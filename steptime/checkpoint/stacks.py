@@ -108,12 +108,12 @@ def split(shapes: Mapping[str, Shape]) -> StackParts | None:
         parts = {prefix: "" if part == own_part else part for prefix, part in parts.items()}
     parts |= {stack.prefix: "encoder" for stack in encoders if stack is not main and main in decoders}
     encoder = "encoder" in parts.values()
-    apart = {name: part_of(name) or ("encoder" if encoder and _ENCODER.search(name) else "") for name in outer}
+    parts_of = {name: part_of(name) or ("encoder" if encoder and _ENCODER.search(name) else "") for name in outer}
     if not any(map(EMBED.search, outer)):  # no language model: patches and their like are the encoder's own
-        apart = {name: part if part in parts.values() else "" for name, part in apart.items()}
-    apart = {name: part for name, part in apart.items() if part and part != own_part}
-    others = _others(main, stacks, {name: (part, outer[name]) for name, part in apart.items()}, parts)
-    return StackParts(main, {name: shape for name, shape in outer.items() if name not in apart}, others)
+        parts_of = {name: part if part in parts.values() else "" for name, part in parts_of.items()}
+    parts_of = {name: part for name, part in parts_of.items() if part and part != own_part}
+    others = _others(main, stacks, {name: (part, outer[name]) for name, part in parts_of.items()}, parts)
+    return StackParts(main, {name: shape for name, shape in outer.items() if name not in parts_of}, others)
 
 
 def _others(

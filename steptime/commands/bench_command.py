@@ -42,8 +42,8 @@ def bench(options: Namespace, out: Printer) -> int:
     if options.emit is not None:
         from steptime.bench.launch_script import emit
 
-        again = _arguments(options)
-        out.text(emit(options.emit, load(word, options.sets), word, arguments=again, gpus=options.device != "cpu"))
+        arguments = _arguments(options)
+        out.text(emit(options.emit, load(word, options.sets), word, arguments=arguments, gpus=options.device != "cpu"))
         return 0
     _check(options)
     if missing := [name for name in ("torch", "psutil") if find_spec(name) is None]:

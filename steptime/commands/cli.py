@@ -99,12 +99,12 @@ def _run(args: list[str]) -> int:
     if not name and (meant := _misspelt(args)):
         sys.stderr.write(f"{args[0]}: no such file, and no subcommand; did you mean {meant}?\n")
         return BAD_INPUT
-    made = parser(name)
-    made.subcommands = SUBCOMMANDS
+    own_parser = parser(name)
+    own_parser.subcommands = SUBCOMMANDS
     if given and not given[0].startswith("-"):
-        made.first = given[0]
+        own_parser.first = given[0]
     mixed = name in {"explain", "diff"}  # arguments may follow --set
-    options = made.parse_intermixed_args(given) if mixed else made.parse_args(given)
+    options = own_parser.parse_intermixed_args(given) if mixed else own_parser.parse_args(given)
     options.typed = args
     from steptime.base.config import ConfigError
     from steptime.commands import console
@@ -137,7 +137,7 @@ def _misspelt(args: list[str]) -> str | None:
 
 def parser(name: str = "") -> Parser:
     """The parser of a subcommand, or of the bare `3dtrn PLAN`."""
-    made = Parser(
+    parser = Parser(
         prog=f"3dtrn {name}".rstrip(),
         description=_about(name),
         epilog=None if name else _subcommand_help(),
@@ -145,15 +145,17 @@ def parser(name: str = "") -> Parser:
         allow_abbrev=False,
     )
     if name in ADD:
-        ADD[name](made)
-    made.add_argument(
+        ADD[name](parser)
+    parser.add_argument(
         "--color", choices=["auto", "always", "never"], default="auto", help="auto: on a terminal, unless NO_COLOR"
     )
-    made.add_argument("--ascii", action="store_true", help="ASCII output only")
+    parser.add_argument("--ascii", action="store_true", help="ASCII output only")
     if not name:
-        made.add_argument("--completion", choices=("bash", "zsh", "fish"), help="print a completion script for a shell")
-        made.add_argument("--version", action="version", version=f"3dtrn (steptime) {__version__}")
-    return made
+        parser.add_argument(
+            "--completion", choices=("bash", "zsh", "fish"), help="print a completion script for a shell"
+        )
+        parser.add_argument("--version", action="version", version=f"3dtrn (steptime) {__version__}")
+    return parser
 
 
 def _help(prog: str) -> argparse.HelpFormatter:

@@ -107,8 +107,8 @@ def check_devices(counts: int | Collection[int] | None, devices: int | None, cha
     key = next((key for key in ("devices", "hardware.nodes", "parallelism.dp") if stated.get(key) is not None), "")
     given = [counts] if isinstance(counts, int) else [*(counts or ())]
     if given and key and devices is not None and devices not in given:
-        numbers, made = ", ".join(f"{n:,}" for n in given), counted(devices, "device")
-        raise ConfigError(f"--devices: {numbers}, but --set {key}={stated[key]} makes {made}; remove one")
+        numbers, product = ", ".join(f"{n:,}" for n in given), counted(devices, "device")
+        raise ConfigError(f"--devices: {numbers}, but --set {key}={stated[key]} makes {product}; remove one")
 
 
 def plan(model: str, machine: str | None, devices: int | None, changes: Iterable[str]) -> dict[str, Any]:

@@ -45,9 +45,9 @@ class SearchPlan(NamedTuple):
 
 def unplanned(model: str, machine: str | None, devices: int | None, sets: list[str]) -> SearchPlan:
     """The plan of a model, a machine and a number of devices; everything else takes the defaults of a report."""
-    made = plan_defaults.plan(model, machine, devices, sets)
-    plan = plan_from(json.dumps(made), "-", "", sets)
-    return plan._replace(devices=plan.devices or made["devices"])
+    given = plan_defaults.plan(model, machine, devices, sets)
+    plan = plan_from(json.dumps(given), "-", "", sets)
+    return plan._replace(devices=plan.devices or given["devices"])
 
 
 def unplanned_search(options: Namespace) -> SearchPlan:

@@ -35,14 +35,14 @@ class Calls(NamedTuple):
 def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
     """Layers are gathered up to three times, the root once, gradients reduced once: for each micro-batch, or a step (no_sync)."""
     found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
-    again, fewer = backward_gathers(assembly), to_fewer_ranks(assembly)
-    each, apart = (1.0, again) if fewer else (1.0 + again, 0.0)
+    in_backward, fewer = backward_gathers(assembly), to_fewer_ranks(assembly)
+    each, regathers = (1.0, in_backward) if fewer else (1.0 + in_backward, 0.0)
     reductions = 1.0 if unsynced(assembly.job) else m
     gathers = 1.0 if unsynced(assembly.job) and stays_gathered(assembly) else m
     counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
-    layers = {key: Calls(gathers * n * each, reductions * n, gathers * n * apart) for key, n in counts.items()}
+    layers = {key: Calls(gathers * n * each, reductions * n, gathers * n * regathers) for key, n in counts.items()}
     if has_second_partition(assembly.job):
-        layers = {key: Calls(n, reductions * n, ((1.0 + again) * m - 1.0) * n) for key, n in counts.items()}
+        layers = {key: Calls(n, reductions * n, ((1.0 + in_backward) * m - 1.0) * n) for key, n in counts.items()}
         return {("root", found.root): Calls(1.0, reductions, m - 1.0)} | layers
     return {("root", found.root): Calls(1.0 if root_stays(assembly.job) else gathers, reductions)} | layers
 
@@ -57,7 +57,7 @@ def rows(
     """Collectives per step."""
     job = assembly.job
     copies = copy_group(job)
-    made: list[tuple[str, Kind, Num, float, CommCost, Group]] = []
+    listed: list[tuple[str, Kind, Num, float, CommCost, Group]] = []
     known = [kind for kind, _ in calls]
     kinds = [(kind if known.count(kind) == 1 else f"{kind} {i - known.index(kind)}") for i, kind in enumerate(known)]
     named = [(name, of, count) for name, (_, of), count in zip(kinds, calls, calls.values(), strict=True)]
@@ -67,23 +67,23 @@ def rows(
         sent = sent_bytes(job, of.padded, sizes.gathered)
         if sizes.gathered:
             gather = collective("all_gather", sent, over, tiers)
-            made.append((f"{name} parameters", "all_gather", sent, count.gathers, gather, over))
+            listed.append((f"{name} parameters", "all_gather", sent, count.gathers, gather, over))
         if count.regathers:
             near, what = backward_group(job), "second partition" if has_second_partition(job) else "backward"
             gather = collective("all_gather", sent, near, tiers)
-            made.append((f"{name} parameters, {what}", "all_gather", sent, count.regathers, gather, near))
+            listed.append((f"{name} parameters, {what}", "all_gather", sent, count.regathers, gather, near))
         if sizes.reduce_input:
             for one in reduction(job, of.elements - of.frozen, sizes.reduce_input, of.matrices, over):
                 reduce, times = collective(one.kind, one.bytes, one.group, tiers), count.reductions * one.calls
                 if times:
-                    made.append((f"{name} {one.name}", one.kind, one.bytes, times, reduce, one.group))
+                    listed.append((f"{name} {one.name}", one.kind, one.bytes, times, reduce, one.group))
             if copies.ranks > 1:
                 between = collective("all_reduce", sizes.reduce_output, copies, tiers)
                 what = f"{name} gradients, replicas"
-                made.append((what, "all_reduce", sizes.reduce_output, count.reductions, between, copies))
-    total = sum(count * cost.time_s for _, _, _, count, cost, _ in made)
-    each = [exposed * count * cost.time_s / total if total else 0.0 for _, _, _, count, cost, _ in made]
+                listed.append((what, "all_reduce", sizes.reduce_output, count.reductions, between, copies))
+    total = sum(count * cost.time_s for _, _, _, count, cost, _ in listed)
+    each = [exposed * count * cost.time_s / total if total else 0.0 for _, _, _, count, cost, _ in listed]
     return [
         row(name, kind, shown_axis(ranks), ranks.ranks, bytes_, count, cost, its)
-        for (name, kind, bytes_, count, cost, ranks), its in zip(made, each, strict=True)
+        for (name, kind, bytes_, count, cost, ranks), its in zip(listed, each, strict=True)
     ]

@@ -50,20 +50,20 @@ def flat_backward(
     every module is wrapped, the loss runs before the first is gathered, and the head's gradient is reduced at once. Under a
     reentrant checkpoint a layer's gradients are reduced while its input, its output and the gradient of that are still held.
     """
-    apart = by_module(assembly)
+    separate = by_module(assembly)
     ahead, reshard = gathered_ahead(assembly), options(assembly).reshard_after_forward
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
-    held_x, first = 3.0 * x if reentrant_checkpoints(assembly) else 0.0, layers[-1:] if ahead else []
+    kept_x, first = 3.0 * x if reentrant_checkpoints(assembly) else 0.0, layers[-1:] if ahead else []
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
     coming = first[0].buffers.sent if reshard and first else 0.0
-    stays = 0.0 if apart else root.gathered
+    stays = 0.0 if separate else root.gathered
     moments.mark(below + head.saved, stays + there + coming, "backward of an all-gather", stays + there)
-    held, gap = stays + (0.0 if apart else there), gap_of_logits(assembly)
-    mine = held + head.backward.bytes - head.saved
-    moments.mark(below + head.saved, mine, f"backward of {head.backward.op}", held, gap=gap)
+    bytes_, gap = stays + (0.0 if separate else there), gap_of_logits(assembly)
+    mine = bytes_ + head.backward.bytes - head.saved
+    moments.mark(below + head.saved, mine, f"backward of {head.backward.op}", bytes_, gap=gap)
     head_grad = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
-    waiting: Num = 0.0 if apart else head_grad
+    waiting: Num = 0.0 if separate else head_grad
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = stays + waiting
@@ -74,24 +74,24 @@ def flat_backward(
         moments.mark(below, base + there + extra, f"backward of {memory.backward.op}", stays + there)
         below = below - memory.saved
         if options(assembly).wrap != "model":
-            held = base + there + x + held_x
-            moments.mark(below, held + flat.gradients + flat.gathered, "backward of a flat gradient", stays + there)
+            bytes_ = base + there + x + kept_x
+            moments.mark(below, bytes_ + flat.gradients + flat.gathered, "backward of a flat gradient", stays + there)
             if (following := gathered_after(assembly, layers, i)) is not None:
-                there, held = there + following.gathered, held + following.gathered
-                moments.mark(below, held + following.sent, "backward of an all-gather", stays + there)
-            reducing = held + reduction(assembly, flat) - flat.gathered
+                there, bytes_ = there + following.gathered, bytes_ + following.gathered
+                moments.mark(below, bytes_ + following.sent, "backward of an all-gather", stays + there)
+            reducing = bytes_ + reduction(assembly, flat) - flat.gathered
             moments.mark(below, reducing, "backward of a reduce-scatter", stays + there - flat.gathered)
         moments.allocated(sum(layers[i].gradients))
         there, waiting = there - flat.gathered, waiting + layers[i].waits
-    held = stays + waiting + embedding.backward.bytes - embedding.saved
-    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}", stays)
+    bytes_ = stays + waiting + embedding.backward.bytes - embedding.saved
+    moments.mark(embedding.saved, bytes_, f"backward of {embedding.backward.op}", stays)
     flat_root(assembly, moments, root)
 
 
 def flat_root(assembly: Assembly, moments: Moments, root: Buffers) -> None:
     """The root's gradients joined, then reduced."""
-    held = root.gathered + root.gradients + root.gathered
-    moments.mark(0.0, held, "backward of the root's flat gradient", root.gathered)
+    bytes_ = root.gathered + root.gradients + root.gathered
+    moments.mark(0.0, bytes_, "backward of the root's flat gradient", root.gathered)
     moments.mark(0.0, reduction(assembly, root), "backward of the root's reduce-scatter")
 
 

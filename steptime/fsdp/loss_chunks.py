@@ -46,14 +46,14 @@ def chunks_backward(
     saved, hidden = saved_by_chunk(assembly.head), hidden_bytes(assembly.head)
     summed, whole = weight.sums, below + head.saved
     moments.standing = 0.0 if assembly.job.software.buffers.loss_by_token else ends.last.gathered
-    held = kept + ends.last.unsharded + summed
-    moments.mark(whole, held + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
+    transient = kept + ends.last.unsharded + summed
+    moments.mark(whole, transient + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
     chunk = hidden / assembly.job.software.kernels.loss_chunks
-    held = held + loop_bytes(assembly.head) + assembly.head.sizes["head.logits"] + chunk + weight.reduce_input
-    moments.mark(whole - saved, held, "backward of a sum of gradients")
+    transient = transient + loop_bytes(assembly.head) + assembly.head.sizes["head.logits"] + chunk + weight.reduce_input
+    moments.mark(whole - saved, transient, "backward of a sum of gradients")
     grown = ITEMSIZE[reduced_in(assembly.job)] / size
     returned = maximum(0.0, weight.reduced + (grown - 1.0) * weight.last - summed)
-    moments.mark(whole - saved, held + returned, "backward of a reduce-scatter", reduced=returned)
+    moments.mark(whole - saved, transient + returned, "backward of a reduce-scatter", reduced=returned)
     moments.allocated(weight.stored)
     waiting = kept + ends.last.unsharded + weight.reduce_input
     left = whole - saved - hidden
@@ -76,7 +76,7 @@ def rooted_chunks(
 ) -> None:
     """Chunks of a head in the root's group, which stays gathered: no hook of it runs, and gradients add up as they are made."""
     hidden = hidden_bytes(assembly.head)
-    held = kept + ends.last.unsharded + head_and_norm(assembly)[0].gradients
-    moments.mark(below + head.saved, held + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
+    transient = kept + ends.last.unsharded + head_and_norm(assembly)[0].gradients
+    moments.mark(below + head.saved, transient + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
     left = below + head.saved - saved_by_chunk(assembly.head) - hidden
-    moments.mark(left, held + 2.0 * hidden + arriving, "backward of head.norm", arriving)
+    moments.mark(left, transient + 2.0 * hidden + arriving, "backward of head.norm", arriving)

@@ -50,13 +50,13 @@ def turns(steps: Sequence[ShardedStep], of: Collection[int]) -> list[Turn]:
         if chunk not in of or kind == "W":
             found.append(Turn())
             continue
-        again = int(chunk in freed)
+        regathers = int(chunk in freed)
         if kind == "F":
             freed.add(chunk)
-            found.append(Turn(again + 1, 1))
+            found.append(Turn(regathers + 1, 1))
         else:
             freed.discard(chunk)
-            found.append(Turn(again))
+            found.append(Turn(regathers))
     return found
 
 

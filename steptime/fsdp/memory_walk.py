@@ -60,7 +60,7 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
     """The layers of a chunk in depth order. Layers checkpointed together count as one, with the first group or `every` one."""
     job, found = assembly.job, groups(assembly, chunk)
     size = 0.0 if job.performance.cpu_offload.share else job.software.state_bytes.gradients
-    made: list[Wrapped] = []
+    walked: list[Wrapped] = []
     at = 0
     for times, layers, memory in memories.resident(chunk):
         count = sum([count for _, count in layers])
@@ -70,9 +70,9 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
             each = [largest_module(assembly, layers[0][0].params)]
         waits = sum([left_behind(assembly, layers[0][0].params, sizes) for sizes in each])
         last = reduce(maximum, [one.last for one in of]) * job.software.itemsize
-        made += [Wrapped(memory, each, [one.trained_shard * size for one in of], waits, last)] * times
+        walked += [Wrapped(memory, each, [one.trained_shard * size for one in of], waits, last)] * times
         at += count * times
-    return made
+    return walked
 
 
 def gathered_forward_ahead(assembly: Assembly, layers: list[Wrapped]) -> list[Num]:
@@ -125,15 +125,15 @@ def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: 
         for one in layer.each:
             coming = maximum(coming, one.gathered)
             arrived = arrived + one.unsharded
-            held = ends.between + previous + coming + kept + x + arrived + one.turned
-            moments.mark(below, held, "forward of an all-gather", previous + coming)
+            transient = ends.between + previous + coming + kept + x + arrived + one.turned
+            moments.mark(below, transient, "forward of an all-gather", previous + coming)
             moments.send(one.sent)
             coming, previous = coming - one.gathered, one.gathered
         previous = root.gathered if options(assembly).wrap == "model" else previous
         extra = memory.forward.bytes - memory.saved
         there = previous + ahead[i + 1]
-        held = ends.between + block.unsharded + there + kept
-        moments.mark(below + memory.saved, held + extra, f"forward of {memory.forward.op}", there)
+        transient = ends.between + block.unsharded + there + kept
+        moments.mark(below + memory.saved, transient + extra, f"forward of {memory.forward.op}", there)
         below = below + memory.saved
         kept = kept + kept_bytes(assembly, block)
     head, base = memories.head, kept + ends.gathered_during_head + ends.last.unsharded
@@ -163,8 +163,8 @@ def backward(
         base = ends.between + head_grad + waiting
         following = ends.regathered_bytes if i == 0 else gathered_backward_ahead(assembly, layers, i)
         copying = copied_out(assembly, layers, i)
-        held = base + kept + copying + reducing + x
-        moments.mark(below, held, "backward of an all-gather", copying - copied_parameters(assembly, block))
+        transient = base + kept + copying + reducing + x
+        moments.mark(below, transient, "backward of an all-gather", copying - copied_parameters(assembly, block))
         moments.send(block.sent)
         kept = kept - kept_bytes(assembly, block)
         mine = kept + block.unsharded
@@ -178,15 +178,15 @@ def backward(
             left = left - one.gradients
             mine = maximum(one.reducing, one.reduced) + left + sum([of.unsharded for of in layers[i].each[:j]])
             reducing = reducing + one.reduce_input
-            held = base + rest + mine + reducing + x
-            moments.mark(below, held, "backward of a reduce-scatter", following, reduced=output_of(one))
+            transient = base + rest + mine + reducing + x
+            moments.mark(below, transient, "backward of a reduce-scatter", following, reduced=output_of(one))
             moments.allocated(layers[i].gradients[j])
         waiting = waiting + waits
-    held = ends.between + ends.regathered_unsharded + reducing + embedding.backward.bytes - embedding.saved
-    moments.mark(embedding.saved, held + head_grad + waiting, f"backward of {embedding.backward.op}")
+    transient = ends.between + ends.regathered_unsharded + reducing + embedding.backward.bytes - embedding.saved
+    moments.mark(embedding.saved, transient + head_grad + waiting, f"backward of {embedding.backward.op}")
     mine = 0.0 if options(assembly).wrap == "model" else waiting
-    held = reduction_of(ends.first) + mine
-    moments.mark(0.0, held, "backward of the root's reduce-scatter", reduced=output_of(ends.first))
+    transient = reduction_of(ends.first) + mine
+    moments.mark(0.0, transient, "backward of the root's reduce-scatter", reduced=output_of(ends.first))
 
 
 def head_backward(
@@ -211,14 +211,16 @@ def head_backward(
     if chunks:
         rooted_chunks(assembly, moments, ends, head, below, base, arriving)
     else:
-        held = base + ends.last.unsharded + arriving + head.backward.bytes - head.saved
-        moments.mark(below + head.saved, held, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly))
+        transient = base + ends.last.unsharded + arriving + head.backward.bytes - head.saved
+        moments.mark(
+            below + head.saved, transient, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly)
+        )
     if not ends.separate:
         return group_of(
             with_tied(assembly) if chunks else assembly.head_params, assembly.head.tp, 1
         ).shard * assembly.job.software.itemsize, 0.0
-    held = base + arriving + reduction_of(ends.last) + x
-    moments.mark(below, held, "backward of a reduce-scatter", arriving, reduced=output_of(ends.last))
+    transient = base + arriving + reduction_of(ends.last) + x
+    moments.mark(below, transient, "backward of a reduce-scatter", arriving, reduced=output_of(ends.last))
     moments.allocated(ends.last.stored)
     return 0.0, ends.last.reduce_input
 

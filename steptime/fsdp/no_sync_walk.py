@@ -99,11 +99,11 @@ def walk(
 
 def gathered_forward(memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
     """The forward of a micro-batch whose parameters are gathered."""
-    held = root.unsharded + sum([layer.buffers.unsharded for layer in layers])
+    transient = root.unsharded + sum([layer.buffers.unsharded for layer in layers])
     parts = [memories.embedding, *(layer.memory for layer in layers), memories.head]
     below: Num = 0.0
     for part in parts:
-        moments.mark(below + part.saved, held + part.forward.bytes - part.saved, f"forward of {part.forward.op}")
+        moments.mark(below + part.saved, transient + part.forward.bytes - part.saved, f"forward of {part.forward.op}")
         below = below + part.saved
 
 
@@ -129,8 +129,8 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
     there: Num = sums.whole if phase.summed else 0.0
     arriving = gathered_backward_ahead(assembly, layers, len(layers))
     unsharded: Num = sum([kept_bytes(assembly, layer.buffers) for layer in layers])
-    held = there + root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
-    moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
+    transient = there + root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
+    moments.mark(below + head.saved, transient, f"backward of {head.backward.op}")
     fresh: Num = 0.0 if at_once else group_of(assembly.head_params, assembly.head.tp, 1).shard
     fresh, reducing = root.unsharded + fresh * assembly.job.software.itemsize, 0.0
     for i in range(len(layers) - 1, -1, -1):
@@ -157,8 +157,8 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
             moments.mark(below, there + rest + copied, "backward of a sum of gradients")
         if (said.wrap == "model" and not at_once) or (said.wrap != "model" and phase.last):
             fresh = fresh + layers[i].waits
-    held = there + fresh + reducing + embedding.backward.bytes - embedding.saved + (unsharded if kept else 0.0)
-    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
+    transient = there + fresh + reducing + embedding.backward.bytes - embedding.saved + (unsharded if kept else 0.0)
+    moments.mark(embedding.saved, transient, f"backward of {embedding.backward.op}")
     replicas = 0.0 if said.wrap == "model" else sum([layer.waits for layer in layers])
     resident = replicas if phase.last else there + (unsharded + root.unsharded if kept else 0.0)
     root_sums(moments, root, sums, phase, resident)
@@ -192,12 +192,12 @@ def flat_backward(
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     total: Num = sums.whole if phase.summed else 0.0
-    first, held_x = layers[-1:] if gathered_ahead(assembly) else [], 3.0 * x if reentrant_checkpoints(assembly) else 0.0
+    first, kept_x = layers[-1:] if gathered_ahead(assembly) else [], 3.0 * x if reentrant_checkpoints(assembly) else 0.0
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
     coming = first[0].buffers.sent if reshard and first else 0.0
     moments.mark(below + head.saved, total + root.gathered + there + coming, "backward of an all-gather")
-    held = total + root.gathered + there + head.backward.bytes - head.saved
-    moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
+    transient = total + root.gathered + there + head.backward.bytes - head.saved
+    moments.mark(below + head.saved, transient, f"backward of {head.backward.op}")
     fresh: Num = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
@@ -205,25 +205,25 @@ def flat_backward(
         if (following := gathered_before(assembly, layers, i)) is not None:
             there = there + following.gathered
             moments.mark(below, total + base + there + following.sent + x, "backward of an all-gather")
-        held = total + base + there + memory.backward.bytes - memory.saved
-        moments.mark(below, held, f"backward of {memory.backward.op}")
+        transient = total + base + there + memory.backward.bytes - memory.saved
+        moments.mark(below, transient, f"backward of {memory.backward.op}")
         below = below - memory.saved
-        held = total + base + there + flat.gradients + x + held_x
-        moments.mark(below, held + flat.gathered, "backward of a flat gradient")
+        transient = total + base + there + flat.gradients + x + kept_x
+        moments.mark(below, transient + flat.gathered, "backward of a flat gradient")
         total = total + (0.0 if phase.summed else flat.sums)
         freed = flat.gathered if reshard or phase.last else 0.0
         if (following := gathered_after(assembly, layers, i)) is not None:
-            there, held = there + following.gathered, held + following.gathered
-            held_then = held - (flat.gathered if phase.summed else 0.0)
-            moments.mark(below, held_then + following.sent, "backward of an all-gather")
+            there, transient = there + following.gathered, transient + following.gathered
+            then = transient - (flat.gathered if phase.summed else 0.0)
+            moments.mark(below, then + following.sent, "backward of an all-gather")
         if phase.last:
-            total, held = total - flat.sums, held - flat.sums + reduction(assembly, flat) - flat.gathered
-            moments.mark(below, held, "backward of a reduce-scatter")
+            total, transient = total - flat.sums, transient - flat.sums + reduction(assembly, flat) - flat.gathered
+            moments.mark(below, transient, "backward of a reduce-scatter")
             moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
         there = there - freed
-    held = total + root.gathered + fresh + there + embedding.backward.bytes - embedding.saved
-    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
-    held = total + there + root.gathered + root.gradients + root.gathered
-    moments.mark(0.0, held, "backward of the root's flat gradient")
+    transient = total + root.gathered + fresh + there + embedding.backward.bytes - embedding.saved
+    moments.mark(embedding.saved, transient, f"backward of {embedding.backward.op}")
+    transient = total + there + root.gathered + root.gradients + root.gathered
+    moments.mark(0.0, transient, "backward of the root's flat gradient")
     if phase.last:
         moments.mark(0.0, reduction(assembly, root) + root.gradients, "backward of the root's reduce-scatter")

@@ -138,8 +138,8 @@ class ShardedChunk:
         if passing.fetched:
             one = reduce(maximum, [layer.buffers.gathered for layer in self.layers], self.root.gathered)
             saved = 0.0 if passing.kind == "F" else self.saved
-            held = self.root.unsharded + self.parameters + self.gradient_bytes(passing.gradients) + one
-            moments.mark(saved, held, "copies of gathered parameters")
+            bytes_ = self.root.unsharded + self.parameters + self.gradient_bytes(passing.gradients) + one
+            moments.mark(saved, bytes_, "copies of gathered parameters")
         if passing.kind == "F":
             self.forward(passing, moments)
         elif passing.kind == "B":
@@ -151,7 +151,7 @@ class ShardedChunk:
     def forward(self, passing: Passing, moments: Moments) -> None:
         """As without a pipeline, except that layers already gathered are not gathered again."""
         reshard = options(self.assembly).reshard_after_forward
-        resident = self.gradient_bytes(passing.gradients)
+        base = self.gradient_bytes(passing.gradients)
         below, root = self.embedding.saved, self.root
         previous = root.gathered if passing.roots else 0.0
         early = self.embedding.forward
@@ -159,23 +159,23 @@ class ShardedChunk:
             [0.0] * (len(self.layers) + 1) if passing.gathered else gathered_forward_ahead(self.assembly, self.layers)
         )
         arriving = root.unsharded + previous + ahead[0]
-        moments.mark(0.0, resident + arriving + early.bytes, f"forward of {early.op or 'the input'}")
-        held = self.parameters if passing.gathered else 0.0
+        moments.mark(0.0, base + arriving + early.bytes, f"forward of {early.op or 'the input'}")
+        params = self.parameters if passing.gathered else 0.0
         for i, layer in enumerate(self.layers):
             memory, block = layer.memory, layer.buffers
             newest = 0.0 if passing.gathered else block.gathered
             if not passing.gathered:
-                arriving = root.unsharded + previous + maximum(newest, ahead[i]) + held + block.unsharded
-                moments.mark(below, resident + arriving + self.x, "forward of an all-gather")
-                held = held + block.unsharded
+                arriving = root.unsharded + previous + maximum(newest, ahead[i]) + params + block.unsharded
+                moments.mark(below, base + arriving + self.x, "forward of an all-gather")
+                params = params + block.unsharded
             extra = memory.forward.bytes - memory.saved + newest + ahead[i + 1]
             moments.mark(
-                below + memory.saved, resident + root.unsharded + held + extra, f"forward of {memory.forward.op}"
+                below + memory.saved, base + root.unsharded + params + extra, f"forward of {memory.forward.op}"
             )
             below, previous = below + memory.saved, newest
-            held = held - (block.unsharded if reshard else 0.0)
+            params = params - (block.unsharded if reshard else 0.0)
         head = self.head
-        inside = resident + root.unsharded + held
+        inside = base + root.unsharded + params
         if self.by_loss:
             extra = self.summed(root) + head.backward.bytes - head.saved + self.sent_before(passing)
             moments.mark(below + head.saved, inside + extra, f"backward of {head.backward.op}")
@@ -188,40 +188,40 @@ class ShardedChunk:
         summed, fresh = passing.gradients
         root, head = self.root, self.head
         below = self.embedding.saved + sum([layer.memory.saved for layer in self.layers])
-        resident = self.output + root.unsharded + self.gradient_bytes(passing.gradients) + self.sent_before(passing)
+        base = self.output + root.unsharded + self.gradient_bytes(passing.gradients) + self.sent_before(passing)
         received = (
             0.0 if self.chunk.head else self.x
         )  # in the pipeline's own buffer; the last layer counts it once more
-        held = self.parameters if passing.gathered else 0.0
+        params = self.parameters if passing.gathered else 0.0
         ends = (self.x, "head.norm") if self.by_loss else (head.backward.bytes - head.saved, head.backward.op)
-        moments.mark(below + head.saved, resident + held + ends[0], f"backward of {ends[1]}")
+        moments.mark(below + head.saved, base + params + ends[0], f"backward of {ends[1]}")
         grads, sums = 0.0 if self.by_loss else self.head_grad, 0.0
         at_once = summed and not self.converts
         for i in range(len(self.layers) - 1, -1, -1):
             memory, block = self.added[i] if at_once else self.layers[i].memory, self.layers[i].buffers
             if not passing.gathered:
-                held = held + block.unsharded
+                params = params + block.unsharded
                 arrived = gathered_backward_ahead(self.assembly, self.layers, i, arrived=True)
-                arriving = held + block.gathered + arrived + self.x - received
-                moments.mark(below, resident + arriving + grads + sums, "backward of an all-gather")
+                arriving = params + block.gathered + arrived + self.x - received
+                moments.mark(below, base + arriving + grads + sums, "backward of an all-gather")
             ahead = 0.0 if passing.gathered else gathered_backward_ahead(self.assembly, self.layers, i)
             extra = memory.backward.bytes - self.layers[i].memory.saved - received
             received = 0.0
-            moments.mark(below, resident + held + ahead + grads + sums + extra, f"backward of {memory.backward.op}")
+            moments.mark(below, base + params + ahead + grads + sums + extra, f"backward of {memory.backward.op}")
             below = below - self.layers[i].memory.saved
             if not summed:
                 sums = sums + self.summed(block)
                 copied = self.layers[i].last if self.converts else 0.0
                 moments.mark(
-                    below, resident + held + ahead + grads + sums + copied + self.x, "backward of a sum of gradients"
+                    below, base + params + ahead + grads + sums + copied + self.x, "backward of a sum of gradients"
                 )
         extra = self.embedding.backward.bytes - self.embedding.saved
         moments.mark(
-            self.embedding.saved, resident + held + grads + sums + extra, f"backward of {self.embedding.backward.op}"
+            self.embedding.saved, base + params + grads + sums + extra, f"backward of {self.embedding.backward.op}"
         )
         if not summed and self.converts and not fresh and not self.by_loss:
             moments.mark(
-                0.0, resident + held + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients"
+                0.0, base + params + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients"
             )
 
     def sent_before(self, passing: Passing) -> Num:
@@ -249,15 +249,15 @@ class ShardedChunk:
     def reduction(self, gradients: Gradients) -> PeakMoment:
         """The worst moment of the reduction: root first, each group's parameters freed before its gradients are copied in."""
         moments = Moments(0.0)
-        held, left = self.parameters, self.gradient_bytes(gradients)
+        params, left = self.parameters, self.gradient_bytes(gradients)
         shards: Num = 0.0
         roots = [(root, self.last_of_root) for root in self.roots]
         for of, last in [*roots, *((w.buffers, w.last) for w in self.layers)]:
-            held = held - (0.0 if of is self.root else of.unsharded)
-            moments.mark(0.0, held + left + shards + of.reduce_input, "reduction of gradients")
+            params = params - (0.0 if of is self.root else of.unsharded)
+            moments.mark(0.0, params + left + shards + of.reduce_input, "reduction of gradients")
             left = left - self.summed(of)
             shards = shards + of.reduce_output
-            moments.mark(0.0, held + left + shards + of.reduce_input + last, "reduction of gradients")
+            moments.mark(0.0, params + left + shards + of.reduce_input + last, "reduction of gradients")
         return moments.worst
 
 

@@ -31,7 +31,7 @@ REPEATS = 3
 """Repeats of a long step that are walked: in the first one gradients may still be allocated."""
 
 
-class ActionHeld(NamedTuple):
+class ActionMemory(NamedTuple):
     """A stage in one of its actions."""
 
     action: Action
@@ -71,9 +71,9 @@ def stage_peaks(assembly: Assembly) -> list[PeakMoment]:
     orders = order(job.schedule, p.pp, p.vpp, short, period)
     found = []
     for stage, chunks in enumerate(stage_chunks(assembly)):
-        held = [action.moment for action in stage_actions(assembly, stage, chunks, orders[stage])]
-        worst = held[0]
-        for moment in held:
+        moments = [action.moment for action in stage_actions(assembly, stage, chunks, orders[stage])]
+        worst = moments[0]
+        for moment in moments:
             worst = worst.worse(moment)
         found.append(worst)
     return found
@@ -90,15 +90,17 @@ def stage_chunks(assembly: Assembly) -> list[list[ShardedChunk]]:
 
 def stage_actions(
     assembly: Assembly, stage: int, chunks: list[ShardedChunk], actions: Sequence[Action]
-) -> Iterator[ActionHeld]:
+) -> Iterator[ActionMemory]:
     """Each action of a stage in order; of a pipeline that reduces gradients several times a step, in a later pass."""
     steps = stage_steps(assembly, stage, actions)
     job = assembly.job
     reduced = job.parallelism.pipeline_passes > 1 and not syncs_last(job)  # by the passes before
     to_come = [0.0 if reduced else job.software.state_bytes.gradients * n for n in shards(assembly, stage)]
-    held = StageHeld(chunks, to_come)
+    stage_walk = ShardedStage(chunks, to_come)
     for step, one in zip(steps, situations(steps, len(chunks)), strict=True):
-        yield ActionHeld(step.action, held.moment(one), held.saved(one.after), held.waiting(one.after))
+        yield ActionMemory(
+            step.action, stage_walk.moment(one), stage_walk.saved(one.after), stage_walk.waiting(one.after)
+        )
 
 
 class Outstanding(NamedTuple):
@@ -129,7 +131,7 @@ class Situation(NamedTuple):
 
 def situations(steps: Sequence[ShardedStep], count: int) -> Iterator[Situation]:
     """A stage of `count` chunks in each of its actions."""
-    held = Outstanding((0,) * count, (0,) * count, (True,) * count)
+    outstanding = Outstanding((0,) * count, (0,) * count, (True,) * count)
     gradients = (Gradients(),) * count
 
     def put(of: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
@@ -138,18 +140,22 @@ def situations(steps: Sequence[ShardedStep], count: int) -> Iterator[Situation]:
     for step in steps:
         kind, _, at = step.action
         passing = Passing(kind, at in step.fetched, at in step.gathered_layers, step.roots, gradients[at])
-        whole = put(held.whole, at, held.whole[at] - (kind in "BI"))
-        during = Outstanding(whole, put(held.late, at, held.late[at] - (kind == "W")), held.unreduced)
-        held = Outstanding(
+        whole = put(outstanding.whole, at, outstanding.whole[at] - (kind in "BI"))
+        during = Outstanding(
+            whole, put(outstanding.late, at, outstanding.late[at] - (kind == "W")), outstanding.unreduced
+        )
+        outstanding = Outstanding(
             put(whole, at, whole[at] + (kind == "F")),
             put(during.late, at, during.late[at] + (kind == "I")),
-            put(held.unreduced, at, not step.reduces),
+            put(outstanding.unreduced, at, not step.reduces),
         )
-        yield Situation(at, passing, gradients, step.gathered_layers, step.gathered_roots, step.reduces, during, held)
+        yield Situation(
+            at, passing, gradients, step.gathered_layers, step.gathered_roots, step.reduces, during, outstanding
+        )
         gradients = put(gradients, at, Gradients() if step.reduces else gradients[at].after(kind))
 
 
-class StageHeld:
+class ShardedStage:
     """What a stage holds in its situations."""
 
     def __init__(self, chunks: Sequence[ShardedChunk], to_come: Sequence[Num], microbatches: Num | None = None) -> None:

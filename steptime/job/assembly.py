@@ -80,12 +80,12 @@ class Assembly:
 
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
         """The assembly of another job, with some parts replaced."""
-        made = Assembly.__new__(Assembly)
-        made.job, made.shard, made.experts, made.alone = job, self.shard, self.experts, True
+        other = Assembly.__new__(Assembly)
+        other.job, other.shard, other.experts, other.alone = job, self.shard, self.experts, True
         embedding, head, *kinds = [parts.get(part, part) for part in (self.embedding, self.head, *self.kinds)]
         runs = [(parts.get(part, part), count) for part, count in self.runs]
-        made.take(Parts(embedding, head, runs, kinds, self.boundary_bytes))
-        return made
+        other.take(Parts(embedding, head, runs, kinds, self.boundary_bytes))
+        return other
 
     @cached_property
     def layout(self) -> ChunkLayout:
@@ -143,8 +143,8 @@ class Assembly:
 
     def by_stage(self, of: Callable[[int, list[Chunk]], T]) -> list[T]:
         """What follows from a stage's chunks, computed for the first of equal stages, which share it."""
-        made = {stage: of(stage, self.stages[stage]) for stage in dict.fromkeys(self.first_alike)}
-        return [made[stage] for stage in self.first_alike]
+        values = {stage: of(stage, self.stages[stage]) for stage in dict.fromkeys(self.first_alike)}
+        return [values[stage] for stage in self.first_alike]
 
     def by_chunk(self, of: Callable[[Chunk], T]) -> list[list[T]]:
         """What follows from the contents of a chunk, [stage][virtual chunk], computed for the first of equal chunks."""

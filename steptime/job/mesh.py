@@ -244,8 +244,8 @@ def context_group(p: Parallelism, axis: Literal["cp", "cp_a2a", "cp_p2p"]) -> Gr
     megatron/core/parallel_state.py, create_hierarchical_groups.
     """
     inner = p.cp_a2a
-    ranks, apart = {"cp": (p.cp, 1), "cp_a2a": (inner, 1), "cp_p2p": (p.cp / inner, inner)}[axis]
-    return Group(axis, ranks, p.tp * apart)
+    ranks, stride = {"cp": (p.cp, 1), "cp_a2a": (inner, 1), "cp_p2p": (p.cp / inner, inner)}[axis]
+    return Group(axis, ranks, p.tp * stride)
 
 
 def expert_shards(p: Parallelism, n_dcs: Num) -> Group:

@@ -107,19 +107,19 @@ def parts_of(shard: Shard, ends: tuple[int, int], model: Model) -> Parts:
     embedding = embedding_ops(model, shard)
     every, experts = layers(model), shard.ep * shard.etp
     last = every[-1][0].model if model.mtp else model
-    made: dict[tuple[int, bool], Part] = {}
+    parts: dict[tuple[int, bool], Part] = {}
     runs: list[tuple[Part, int]] = []
     for layer, count, in_bf16 in ends_in_bf16(every, *ends):
         key = id(layer), in_bf16
-        if key not in made:
+        if key not in parts:
             ops = layer.ops(in_bf16_of(shard) if in_bf16 else shard)
-            made[key] = Part(layer.kind, ops, hidden, "y", shard.tp, layer.model, experts, shard.ep)
-        runs.append((made[key], count))
+            parts[key] = Part(layer.kind, ops, hidden, "y", shard.tp, layer.model, experts, shard.ep)
+        runs.append((parts[key], count))
     return Parts(
         Part("embedding", embedding, Tensor("ids", 0.0, 0.0), last_output(embedding), shard.tp, model),
         Part("head", head_ops(model, shard), hidden, "", shard.tp, last, experts, shard.ep, sequences_cut(shard)),
         runs,
-        list(made.values()),
+        list(parts.values()),
         1.0 * hidden.bytes,
     )
 

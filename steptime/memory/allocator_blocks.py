@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
-from steptime.base.rows import HeldBuffer
+from steptime.base.rows import StageBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.local_params import Pieces
@@ -118,7 +118,7 @@ class LargeBlocks:
         return length
 
 
-def further_ends(assembly: Assembly, stage: int, states: States) -> HeldBuffer:
+def further_ends(assembly: Assembly, stage: int, states: States) -> StageBuffer:
     """Ends of blocks between steps beyond those that `block_rest_bytes` counts, tensor by tensor; of Megatron's states.
 
     Moments use the space left free by parameters and main weights; space left by activations is not tracked, so a job's own
@@ -128,7 +128,7 @@ def further_ends(assembly: Assembly, stage: int, states: States) -> HeldBuffer:
     found = 0.0
     if replayed(job):
         found = states_rest(assembly, chunks, states) - block_rest_bytes(assembly, chunks, states.buckets)
-    return HeldBuffer("unused ends of blocks shared by small tensors", found, stays=True, at_peak=False, source=BLOCKS)
+    return StageBuffer("unused ends of blocks shared by small tensors", found, stays=True, at_peak=False, source=BLOCKS)
 
 
 def replayed(job: Job) -> bool:

@@ -38,10 +38,10 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
                 rest = rest + buffer
         return rest
     for chunk in chunks:
-        held = assembly.chunk_params(chunk)
-        for elements in group_elements(held).values():
+        counted = assembly.chunk_params(chunk)
+        for elements in group_elements(counted).values():
             rest = rest + block_rest(size.gradients * elements)
-        for p, count in ((p, count) for own, count in held for p in own):
+        for p, count in ((p, count) for own, count in counted for p in own):
             tensors = block_rest(size.params * p.each) + block_rest(size.master * p.each)
             rest = rest + count * p.tensors * (tensors + 2.0 * block_rest(size.moments / 2.0 * p.each))
     return rest

@@ -77,9 +77,9 @@ def _lay_layers(
     while done < times:
         if filled in known:
             since, first = known[filled]
-            cycle, again = sizes[first:], (times - done) // (done - since)
-            sizes += cycle * again
-            done += again * (done - since)
+            cycle, cycles = sizes[first:], (times - done) // (done - since)
+            sizes += cycle * cycles
+            done += cycles * (done - since)
             known = {}
             continue
         known[filled] = done, len(sizes)
@@ -110,23 +110,23 @@ def _lay(
     """
     start_at, end_at = align
     for elements, times, alone in pieces:
-        own, apart, left = sharded and alone, -(-elements // start_at) * start_at, times
+        own, padded, left = sharded and alone, -(-elements // start_at) * start_at, times
         while left:
             start = -(-filled // start_at) * start_at
             if own and filled > 0:
                 sizes.append(round_up(start, end_at))
                 start = 0
             laid = 1 if own else left
-            if bucket_size is not None and laid > 1 and apart > 0:
-                laid = int(min(left, max(1, 1 - (start + elements - bucket_size) // apart)))
-            filled = start + (laid - 1) * apart + elements
+            if bucket_size is not None and laid > 1 and padded > 0:
+                laid = int(min(left, max(1, 1 - (start + elements - bucket_size) // padded)))
+            filled = start + (laid - 1) * padded + elements
             left -= laid
             if own or (bucket_size is not None and filled >= bucket_size):
                 sizes.append(round_up(filled, end_at))
                 filled = 0
                 if left > 1 and bucket_size is not None and not own:  # buckets of this size only, all equal
-                    each = max(1, 1 - int((elements - bucket_size) // apart))
-                    sizes += [round_up((each - 1) * apart + elements, end_at)] * (left // each)
+                    each = max(1, 1 - int((elements - bucket_size) // padded))
+                    sizes += [round_up((each - 1) * padded + elements, end_at)] * (left // each)
                     left %= each
     return filled
 

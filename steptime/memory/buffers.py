@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from steptime.base.num import PLAIN, Num, minimum, where
-from steptime.base.rows import HeldBuffer
+from steptime.base.rows import StageBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.block_rests import BLOCKS, KIB, block_rest_bytes
@@ -57,11 +57,11 @@ OLD_GRADIENTS = (
 class OfAnyBatch(NamedTuple):
     """Buffers of a stage that do not grow with the number of micro-batches."""
 
-    first: list[HeldBuffer]
+    first: list[StageBuffer]
     """Of libraries and modules."""
-    rests: tuple[HeldBuffer, ...]
+    rests: tuple[StageBuffer, ...]
     """Of allocator blocks."""
-    copies: list[HeldBuffer]
+    copies: list[StageBuffer]
     """Of gradients."""
 
 
@@ -80,7 +80,7 @@ def all_of_any_batch(assembly: Assembly, states: list[States]) -> list[OfAnyBatc
     return assembly.by_stage(lambda stage, _: of_any_batch(assembly, stage, states[stage]))
 
 
-def common_buffers(assembly: Assembly) -> list[HeldBuffer]:
+def common_buffers(assembly: Assembly) -> list[StageBuffer]:
     """The buffers that every stage has alike, the first of each."""
     return [
         *workspaces(assembly.job),
@@ -88,7 +88,7 @@ def common_buffers(assembly: Assembly) -> list[HeldBuffer]:
     ]
 
 
-def stage_buffers(assembly: Assembly, stage: int, states: States, known: OfAnyBatch | None = None) -> list[HeldBuffer]:
+def stage_buffers(assembly: Assembly, stage: int, states: States, known: OfAnyBatch | None = None) -> list[StageBuffer]:
     """Every buffer of one stage with these states; empty ones are left out. `known`: those `of_any_batch`, where found."""
     chunks = assembly.stages[stage]
     first, rests, copies = known or of_any_batch(assembly, stage, states)
@@ -106,25 +106,25 @@ def stage_buffers(assembly: Assembly, stage: int, states: States, known: OfAnyBa
 
 def one_buffer(
     name: str, bytes_: Num, source: str, *, stays: bool = False, at_peak: bool = True, carried: bool = False
-) -> tuple[HeldBuffer, ...]:
+) -> tuple[StageBuffer, ...]:
     """A buffer; none where it is empty."""
     if type(bytes_) in PLAIN and bytes_ == 0.0:
         return ()
-    return (HeldBuffer(name, bytes_, stays, at_peak, source, carried),)
+    return (StageBuffer(name, bytes_, stays, at_peak, source, carried),)
 
 
-def at_peak(buffers: list[HeldBuffer]) -> Num:
+def at_peak(buffers: list[StageBuffer]) -> Num:
     """Bytes that are allocated at the peak of a micro-batch."""
     return 1.0 * sum([one.bytes for one in buffers if one.at_peak])
 
 
-def step_change(buffers: list[HeldBuffer]) -> Num:
+def step_change(buffers: list[StageBuffer]) -> Num:
     """Bytes that the optimizer step adds to the peak of a micro-batch; negative where it holds less."""
     own = sum([one.bytes for one in buffers if not one.at_peak])  # all of which stay
     return own - sum([one.bytes for one in buffers if not one.stays])
 
 
-def workspaces(job: Job) -> list[HeldBuffer]:
+def workspaces(job: Job) -> list[StageBuffer]:
     """Workspaces of the libraries that multiply matrices, by architecture; none on a device that is not NVIDIA's."""
     said, chip = job.software.buffers, job.software.compute_capability
     if chip == 0.0:
@@ -175,7 +175,7 @@ def mask_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
     return shard.batch * shard.seq * shard.kv_seq if masks(assembly.job.software, chunks) else 0.0
 
 
-def batches(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
+def batches(assembly: Assembly, chunks: list[Chunk]) -> list[StageBuffer]:
     """The mask of the current micro-batch, or all micro-batches of the step with their masks where the ends keep them."""
     job, shard, mask = assembly.job, assembly.shard, mask_bytes(assembly, chunks)
     if not job.software.buffers.batches_stay or not has_batch(chunks):
@@ -184,7 +184,7 @@ def batches(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     return [*one_buffer("micro-batches of the step", all_of, BATCHES, stays=True)]
 
 
-def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
+def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[StageBuffer]:
     """Boundary tensors that a stage holds besides those of micro-batches in flight.
 
     Between steps every chunk but the first keeps the last input that it received, and its gradient. At the peak of a micro-batch
@@ -233,7 +233,7 @@ def earlier_logits_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
     return where(job.microbatches > 1, ranks * assembly.head.sizes["head.logits"], 0.0)
 
 
-def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
+def grow_only(assembly: Assembly, stage: int) -> list[StageBuffer]:
     """Gradients of a stage that are allocated once and kept, and what its modules and pieces of layers refer to."""
     dummies, (maps, graphs, pieces) = dummy_wgrad_bytes(assembly, stage), stage_experts(assembly, stage)
     return [
@@ -244,7 +244,7 @@ def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
     ]
 
 
-def gradient_copies(job: Job, states: States) -> list[HeldBuffer]:
+def gradient_copies(job: Job, states: States) -> list[StageBuffer]:
     """Fp32 copies of half-precision gradients; where they are kept, also the half-precision gradients.
 
     Megatron-LM of March to July 2021 held 22 bytes a parameter in backward: weight 2, gradient 2, the last step's gradient 2, its

@@ -22,14 +22,14 @@ def forward_steps(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str,
     stay = {*kept, out}
     ledger = Ledger(sizes[x])
     for i, op in enumerate(ops):
-        made: Num = 0.0
+        allocated: Num = 0.0
         gone: Num = 0.0
         for tensor in op.allocates:
             size = sizes[tensor.name]
-            made = made + size
+            allocated = allocated + size
             if tensor.name not in last_use and tensor.name not in stay:
                 gone = gone + size
-        ledger.bytes = ledger.bytes + made
+        ledger.bytes = ledger.bytes + allocated
         ledger.mark(op.name, forward_temp(op))
         for name in dict.fromkeys(op.inputs):
             if last_use[name] == i and name not in stay:

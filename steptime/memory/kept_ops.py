@@ -46,7 +46,7 @@ def of_part(
     memories: PartMemories, part: Part, count: float, modules: AbstractSet[str | float] = frozenset()
 ) -> Iterator[KeptTensor]:
     """The tensors of `count` equal parts."""
-    held = kept_by_part(part.ops, part.x, modules, memories.autograd_of(part))
-    keepers = kept_by(part.ops, held.segments)
-    for name in held.names:
-        yield KeptTensor(part.ops[keepers[name][0]], name, count * held.sizes[name])
+    saved = kept_by_part(part.ops, part.x, modules, memories.autograd_of(part))
+    keepers = kept_by(part.ops, saved.segments)
+    for name in saved.names:
+        yield KeptTensor(part.ops[keepers[name][0]], name, count * saved.sizes[name])

@@ -67,5 +67,5 @@ def reserved_bytes(
     pieces = 1.0 + (EXPANDABLE_FRAGMENTATION if expandable else FRAGMENTATION)
     if pools is None:
         return states_bytes + moving_bytes * pieces
-    apart = states_bytes + pools.gradients_to_come + pools.most_bytes * pieces + pools.gathers_bytes
-    return maximum(states_bytes + moving_bytes, apart)
+    by_pool = states_bytes + pools.gradients_to_come + pools.most_bytes * pieces + pools.gathers_bytes
+    return maximum(states_bytes + moving_bytes, by_pool)

@@ -228,8 +228,8 @@ def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> P
     if autograd.woven:
         from steptime.memory.woven import walk_woven
 
-        held = kept_by_part(part.ops, part.x, modules, autograd, sizes)
-        found = walk_woven(part.ops, part.x, part.out, held, autograd)
+        saved = kept_by_part(part.ops, part.x, modules, autograd, sizes)
+        found = walk_woven(part.ops, part.x, part.out, saved, autograd)
     else:
         found = walk_part(part.ops, part.x, part.out, modules, autograd, sizes)
     return found._replace(n_params=part.n_params)

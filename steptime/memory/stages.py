@@ -133,8 +133,8 @@ def before_gradients(assembly: Assembly, stage: int, weights: list[Num], backwar
     p, chunks = job.parallelism, assembly.stages[stage]
     if p.pp == 1 or len(chunks) > 1 or job.software.states.gradients_persist or described(job.schedule).split:
         return None
-    held = in_flight(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz)
-    if held[stage] < job.schedule_microbatches:
+    live = in_flight(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz)
+    if live[stage] < job.schedule_microbatches:
         return None
     others = (job.schedule_microbatches - 1) * weights[0]
     first = first_backward(assembly, chunks[0], others, weights[0])

@@ -41,14 +41,14 @@ def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
     if model.attention.kind == "mla":
         from steptime.model.latent import latent_ops
 
-        made, (q, k, v) = latent_ops(model, shard, n1)
-        ops = [*normed, *made]
+        more, (q, k, v) = latent_ops(model, shard, n1)
+        ops = [*normed, *more]
     else:
         ops, (q, k, v, gate) = query_key_value(model, shard, normed, n1)
     core, o = core_attention(model, shard, q, k, v)
     if gate:
-        made, o = gated_output(model, shard, o, gate)
-        core += made
+        more, o = gated_output(model, shard, o, gate)
+        core += more
     n_q, _ = heads(model, shard)
     _, d_v = model.head_widths
     weight = Param("attn.proj.weight", (hidden, model.n_q_heads * d_v), 1)
@@ -79,9 +79,9 @@ def query_key_value(
     ops += projected
     n_q, n_kv = heads(model, shard)
     if model.qk_norm:
-        made, q, k = qk_norm(model, shard, q, k)
+        more, q, k = qk_norm(model, shard, q, k)
         gathered, q, k = gather(model, shard, q, k)
-        ops += [*made, *gathered]
+        ops += [*more, *gathered]
     if model.rotary_embeds:
         ops += rotary(
             model, shard, (q, k), (n_q, n_q if k == REPEATED[1] else n_kv), shard.tp if gathers(model, shard) else 1.0
@@ -128,18 +128,18 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     gemm = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
     gemm.outputs = outputs
     gathered, qkv = spread(model, shard, outputs[0].name)
-    made: list[Op] = [gemm, *gathered]
+    more: list[Op] = [gemm, *gathered]
     if copied:
-        return [*made, copies_of(shard, qkv, split)], own
+        return [*more, copies_of(shard, qkv, split)], own
     if not views:
-        return made, own
+        return more, own
     if model.n_q_heads != model.n_kv_heads and shard.software.kernels.attention_impl == "flash":
         repeated, kept = repeat(model, shard, *own[:1], qkv, qkv)
-        return [*made, *repeated], (qkv, *kept[1:])
+        return [*more, *repeated], (qkv, *kept[1:])
     # the queries of a single key-value head are contiguous: no copy separates them
     if model.n_q_heads == model.n_kv_heads or same(n_kv == 1):
-        return made, (qkv, qkv, qkv)
-    return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
+        return more, (qkv, qkv, qkv)
+    return [*more, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
 
 
 def copies_of(shard: Shard, qkv: str, split: tuple[Tensor, ...]) -> Op:

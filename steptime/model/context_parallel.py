@@ -166,11 +166,11 @@ def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
         )  # fmt: skip
 
     counts = (("q", q, local.q), ("k", k, local.k), ("v", v, local.v))
-    made = [Tensor(f"attn.core.{part}.heads", elements, size) for part, _, elements in counts]
-    swaps = [swap(part, name, tensor) for (part, name, _), tensor in zip(counts, made, strict=True)]
+    of_heads = [Tensor(f"attn.core.{part}.heads", elements, size) for part, _, elements in counts]
+    swaps = [swap(part, name, tensor) for (part, name, _), tensor in zip(counts, of_heads, strict=True)]
     out = local.out
     inner = out._replace(name="attn.core.out.heads")
-    names = (made[0].name, made[1].name, made[2].name)
+    names = (of_heads[0].name, of_heads[1].name, of_heads[2].name)
     kernel = local.kernel(
         names,
         inner,
@@ -200,7 +200,7 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
     cp, size = local.shard.cp, local.shard.itemsize
     out, lse = local.out, local.lse
     hands_on = local.shard.cp_comm_type == "p2p"
-    turns, blocks_held = hand_on(local) if hands_on else gather_at_once(local)
+    turns, live_blocks = hand_on(local) if hands_on else gather_at_once(local)
     q_fp32, kv_fp32, out_fp32 = FP32 * local.q, FP32 * local.kv, FP32 * out.elements
     # bytes per element: one dtype read and the other written; two operands read, one written
     cast, add = size + FP32, 3.0 * FP32
@@ -221,8 +221,8 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
         merge_backward_bytes=add_gradients + pack_for_exchange,
         merge_kernels=(2.0 if compiled else 8.0) * cp,
         # keys and values received; in fp32 the merged output, a block's, their difference, its share
-        forward_temp_bytes=blocks_held + 4.0 * out_fp32 + 2.0 * lse.bytes,
-        backward_temp_bytes=blocks_held + q_fp32 + key_gradient_bytes(local, hands_on=hands_on),
+        forward_temp_bytes=live_blocks + 4.0 * out_fp32 + 2.0 * lse.bytes,
+        backward_temp_bytes=live_blocks + q_fp32 + key_gradient_bytes(local, hands_on=hands_on),
     )
     grads = {"backward": "send_recv", "bytes": kv_fp32}
     return [

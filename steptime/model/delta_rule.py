@@ -50,8 +50,8 @@ def gated_delta_net(model: Model, of: LinearAttention, shard: Shard, x: Operand)
     ]
     read = []
     for name in ("q", "k"):
-        made, unit = unit_length(f"attn.{name}", mixed.name, t * qk, t * of.n_key_heads / shard.tp, size)
-        ops += made
+        projected, unit = unit_length(f"attn.{name}", mixed.name, t * qk, t * of.n_key_heads / shard.tp, size)
+        ops += projected
         if of.n_value_heads > of.n_key_heads:
             spread = Tensor(f"attn.{name}.spread", t * heads * of.key_head_dim, size)
             ops.append(Move(f"attn.{name}.repeat", (unit,), (spread,)))
@@ -153,16 +153,16 @@ def kimi_delta(model: Model, of: LinearAttention, shard: Shard, x: Operand) -> S
         [before], kernel = project.outputs, Param(f"attn.{name}_conv.weight", (width, 1, of.conv_width))
         out = Tensor(f"attn.{name}", t * width, size)
         ops += [project, Move(f"attn.{name}_conv", (before.name,), (out,), (before.name,), (), (kernel,))]
-    made, decays = through_a_head(of, x, "f", keys, hidden, shard)
+    projected, decays = through_a_head(of, x, "f", keys, hidden, shard)
     beta = projection("attn.b_proj", x, hidden, of.n_value_heads, shard)
     rule = kimi_rule(of, shard, ("attn.q", "attn.k", "attn.v", decays, beta.outputs[0].name))
-    ops += [*made, beta, rule]
-    made, gate = through_a_head(of, x, "g", values, hidden, shard)
+    ops += [*projected, beta, rule]
+    projected, gate = through_a_head(of, x, "g", values, hidden, shard)
     out = Tensor("attn.gated", t * values, size)
     length = Tensor("attn.out_norm.rstd", t * of.n_value_heads, FP32)
     weight = (Param("attn.out_norm.weight", (of.value_head_dim,)),)
     read = ("attn.rule.out", gate)
-    return [*ops, *made, Move("attn.out_norm", read, (out,), (*read, length.name), (length,), weight)], out.name
+    return [*ops, *projected, Move("attn.out_norm", read, (out,), (*read, length.name), (length,), weight)], out.name
 
 
 def projection(name: str, x: Operand, k: int, n: int, shard: Shard) -> Gemm:

@@ -30,14 +30,18 @@ class DispatchedTensors(NamedTuple):
 
 def dispatch(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTensors]:
     """From tokens and probabilities to the rows of this device's experts, in their order."""
-    made = {"alltoall": _to_all, "allgather": _gathered, "flex": _exchanged}[rows.shard.software.moe.dispatcher]
-    return made(rows, x, probs)
+    of_dispatcher = {"alltoall": _to_all, "allgather": _gathered, "flex": _exchanged}[
+        rows.shard.software.moe.dispatcher
+    ]
+    return of_dispatcher(rows, x, probs)
 
 
 def combine(rows: Rows, x: str) -> tuple[list[Op], str]:
     """From the experts' rows back to tokens, summed."""
-    made = {"alltoall": _from_all, "allgather": _scattered, "flex": _returned}[rows.shard.software.moe.dispatcher]
-    return made(rows, x)
+    of_dispatcher = {"alltoall": _from_all, "allgather": _scattered, "flex": _returned}[
+        rows.shard.software.moe.dispatcher
+    ]
+    return of_dispatcher(rows, x)
 
 
 def permute(
@@ -95,8 +99,8 @@ def _to_all(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTensors
         ops.append(Comm("moe.counts", kind="all_gather", axis="ep_etp", bytes=counts, role="moe"))
     kept = maps(rows, rows.tokens, rows.moe.n_experts, rows.sent)
     # self.probs and self.routing_map, unless it is the mask that the router keeps
-    held = (p if rows.map_kept else BOOL + p) * rows.tokens * rows.moe.n_experts
-    op, sent = permute(rows, "moe.permute", (x, probs), rows.sent, kept, held)
+    mask_bytes = (p if rows.map_kept else BOOL + p) * rows.tokens * rows.moe.n_experts
+    op, sent = permute(rows, "moe.permute", (x, probs), rows.sent, kept, mask_bytes)
     ops.append(op)
     if same(shard.ep != 1):
         n = rows.received
@@ -135,8 +139,8 @@ def _from_all(rows: Rows, x: str) -> tuple[list[Op], str]:
         ops.append(Move("moe.unsort", (x,), (out,), tuple(t.name for t in kept), kept, kernels=kernels, role="moe"))
         x = out.name
     if same(shard.etp != 1):
-        made, x = reduce_rows(rows, x, rows.here, shard.etp, "etp")
-        ops += made
+        reduction, x = reduce_rows(rows, x, rows.here, shard.etp, "etp")
+        ops += reduction
     if same(shard.ep != 1):
         out = Tensor("moe.returned", rows.sent * h, size)
         sent = rows.received * h * size
@@ -197,8 +201,8 @@ def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTenso
         kept += (Tensor("moe.mask", every * local, BOOL), Tensor("moe.mask.probs", every * local, p))
     # self.local_map; that of one expert, or on one rank the router's own, is kept for backward anyway
     kept_anyway = not rows.several or (rows.map_kept and not rows.spread)
-    held = 0.0 if kept_anyway else BOOL * every * local
-    op, sent = permute(rows, "moe.permute", (x, probs), rows.here, kept, held)
+    mask_bytes = 0.0 if kept_anyway else BOOL * every * local
+    op, sent = permute(rows, "moe.permute", (x, probs), rows.here, kept, mask_bytes)
     return [*ops, op], sent
 
 
@@ -207,8 +211,8 @@ def _scattered(rows: Rows, x: str) -> tuple[list[Op], str]:
     op, x = unpermute(rows, "moe.unpermute", x, rows.here, every, kept_by_sum(rows, x))
     if not rows.spread:
         return [op], x
-    made, x = reduce_rows(rows, x, every, rows.ranks, "ep_etp")
-    return [op, *made], x
+    reduction, x = reduce_rows(rows, x, every, rows.ranks, "ep_etp")
+    return [op, *reduction], x
 
 
 # --- DeepEP, HybridEP ----------------------------------------------------------------------------------------------------

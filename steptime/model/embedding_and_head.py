@@ -53,8 +53,8 @@ def embedding_ops(model: Model, shard: Shard, positions: Num) -> list[Op]:
     ]
     x = found.name
     if shard.split:
-        made, x = reduce_embedding(model, shard, found)
-        ops += made
+        more, x = reduce_embedding(model, shard, found)
+        ops += more
     if model.learned_positions:
         out = Tensor("embedding.positions.out", rows * hidden, size)
         ids = Tensor("embedding.position_ids", shard.tokens, TOKEN_ID, for_weight=True)
@@ -104,7 +104,7 @@ def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> l
     chunks = chunks_of_head(shard)
     quantized = shard.software.quantized_head and shard.software.precision == "mxfp8"
     recipe = shard.software.recipe if quantized else None
-    made, operand = cast("head", x, shard.sequence_tokens * hidden, shard) if quantized else ([], Operand(x, x))
+    more, operand = cast("head", x, shard.sequence_tokens * hidden, shard) if quantized else ([], Operand(x, x))
     back = backward_casts(shard, shard.tokens / chunks, columns, hidden) if quantized else Backward(0.0, 0.0)
     entered, operand = enter_tp("head", operand, hidden, shard, recipe)
     logits = Tensor("head.logits", shard.tokens * columns / chunks, size)
@@ -127,7 +127,7 @@ def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> l
         cast_kernels=back.kernels,
         keeps_columns=operand.columns,
     )
-    return [*made, *entered, gemm, *loss_ops(shard, logits)]
+    return [*more, *entered, gemm, *loss_ops(shard, logits)]
 
 
 def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
@@ -188,12 +188,12 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False, split
         )
         stay = ()
     log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
-    kept, made, size = (log_probs.name, *stay), (log_probs,), chunks * x.bytes
+    kept, more, size = (log_probs.name, *stay), (log_probs,), chunks * x.bytes
     if shard.split and split and not logits_kept:
-        softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), 8.0 * size, 7.0 * size, 6.0 * chunks)
+        softmax = Move("loss.log_softmax", (x.name,), more, kept, (), (), 8.0 * size, 7.0 * size, 6.0 * chunks)
         extra = 0.0 if traced else x.bytes
     else:
-        softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), 2.0 * size, 3.0 * size, chunks)
+        softmax = Move("loss.log_softmax", (x.name,), more, kept, (), (), 2.0 * size, 3.0 * size, chunks)
         extra = 0.0
     ops.append(replace(softmax, forward_temp_bytes=logits_bytes + extra, backward_temp_bytes=extra))
     picked = shard.tokens * (TOKEN_ID + x.itemsize)

@@ -26,23 +26,23 @@ def latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str,
     of, hidden, rows = model.attention, model.hidden_sz, shard.sequence_tokens
     kv_rank, nope, rope_width, value = of.latent_widths
     ops, operand = cast("attn.latent", x, rows * hidden, shard)
-    made: list[Op] = []
+    more: list[Op] = []
     q_from = operand
     if of.q_lora_rank is not None:
-        made, q_from = latent(model, shard, operand, "q", of.q_lora_rank, of.q_lora_rank)
-    ops = [*ops, *made]
-    made, kv_from = latent(model, shard, operand, "kv", kv_rank, kv_rank + rope_width)
-    ops += made
+        more, q_from = latent(model, shard, operand, "q", of.q_lora_rank, of.q_lora_rank)
+    ops = [*ops, *more]
+    more, kv_from = latent(model, shard, operand, "kv", kv_rank, kv_rank + rope_width)
+    ops += more
     rope = "attn.kv_down"
     if shard.sp and shard.split:  # all tokens need the rope part of the key, one head for all
         whole = Tensor("attn.k_rope", shard.tokens * rope_width, shard.itemsize)
         gather = Comm("attn.k_rope", (rope,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
         ops, rope = [*ops, gather], whole.name
     d_qk, _ = model.head_widths
-    made, q = up(model, shard, q_from, "q", of.q_lora_rank or hidden, d_qk)
-    ops += made
-    made, kv = up(model, shard, kv_from, "kv", kv_rank, nope + value)
-    ops += made
+    more, q = up(model, shard, q_from, "q", of.q_lora_rank or hidden, d_qk)
+    ops += more
+    more, kv = up(model, shard, kv_from, "kv", kv_rank, nope + value)
+    ops += more
     return [*ops, heads_of(model, shard, (q, kv, rope))], ("attn.q", "attn.k", "attn.v")
 
 
@@ -59,18 +59,18 @@ def torch_latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tupl
     whole = replace(shard, sp=False)
     rank = of.q_lora_rank
     if rank is None:
-        made, q = straight(model, whole, operand, d_qk)
+        more, q = straight(model, whole, operand, d_qk)
     else:
         down, q_from = latent(model, whole, operand, "q", rank, rank)
-        made, q = up(model, whole, q_from, "q", rank, d_qk)
-        made = [*down, *made]
-    ops += made
-    made, kv_from = latent(model, whole, operand, "kv", kv_rank, kv_rank + rope)
-    ops += made
-    made, kv = up(model, whole, kv_from, "kv", kv_rank, nope + value)
-    ops += made
-    made, v = torch_heads(model, shard, (q, kv))
-    return [*ops, *made], ("attn.q", "attn.k", v)
+        more, q = up(model, whole, q_from, "q", rank, d_qk)
+        more = [*down, *more]
+    ops += more
+    more, kv_from = latent(model, whole, operand, "kv", kv_rank, kv_rank + rope)
+    ops += more
+    more, kv = up(model, whole, kv_from, "kv", kv_rank, nope + value)
+    ops += more
+    more, v = torch_heads(model, shard, (q, kv))
+    return [*ops, *more], ("attn.q", "attn.k", v)
 
 
 def straight(model: Model, shard: Shard, x: Operand, width: int) -> Sublayer:
@@ -98,8 +98,8 @@ def latent(model: Model, shard: Shard, x: Operand, name: str, rank: int, width: 
     weight = Param(f"attn.{name}_down.weight", (width, hidden))
     back = backward_casts(shard, rows, width, hidden, from_norm=True)
     one = linear(out, x, out, hidden, width, shard, (weight,), back)
-    made = Tensor(out, rows * width, shard.itemsize)
-    down: Gemm = replace(one, outputs=(made,), m=rows)
+    compressed = Tensor(out, rows * width, shard.itemsize)
+    down: Gemm = replace(one, outputs=(compressed,), m=rows)
     normed, normal = norm(f"attn.{name}_norm", out, rows, rank, model, shard, "")
     normed, operand = cast_norm(normed, normal, rows * rank, shard)
     return [down, *normed], operand

@@ -83,37 +83,35 @@ def with_adapter(op: Gemm, still: Gemm, lora: Lora, shard: Shard, rest: Iterator
     wide = shard.software.family != "fsdp2" and shard.software.bytes_of(shard.software.states.param_dtype) > size
     base = Tensor(f"{name}.base", sum([t.elements for t in op.outputs]), size)
     split = split_of(op, lora.split, shard)
-    made: list[Op] = [replace(still, outputs=(base,))]
+    ops: list[Op] = [replace(still, outputs=(base,))]
     sums, outputs = base.name, op.outputs
     if split.row:
         left, sums, outputs = split.leave(next(rest), base, op.outputs)
-        made.append(left)
+        ops.append(left)
     entered, x = split.enter(op.inputs[0], op.saves[0])
-    made += entered
+    ops += entered
     kept = x if split.tp else op.saves[0]
     if wide:
-        made.append(copy(f"{name}.lora.upcast", x, rows * op.k, FP32, size))
+        ops.append(copy(f"{name}.lora.upcast", x, rows * op.k, FP32, size))
         x = f"{name}.lora.upcast.out"
     if lora.dropout:
-        made.append(dropped(f"{name}.lora.dropout", x, rows * op.k, FP32 if wide else size, shard))
+        ops.append(dropped(f"{name}.lora.dropout", x, rows * op.k, FP32 if wide else size, shard))
         x = kept = f"{name}.lora.dropout.out"
     if wide:
-        made.append(copy(f"{name}.lora.cast", x, rows * op.k, size, FP32))
+        ops.append(copy(f"{name}.lora.cast", x, rows * op.k, size, FP32))
         x = kept = f"{name}.lora.cast.out"
     dims_a, dims_b = split.dims
     inner, outer = split.share(rank, dims_a == 0), split.share(1.0 * shape[0], dims_b == 0)
     down, up = Tensor(f"{name}.lora_a.out", rows * inner, size), Tensor(f"{name}.lora_b.out", rows * outer, size)
-    made += split.before_a(x, rows * op.k * size)
-    made.append(
-        projection(f"{name}.lora_a", (x, kept), down, (lora.rank, shape[1]), op, inner, op.k, dims_a, wide=wide)
-    )
+    ops += split.before_a(x, rows * op.k * size)
+    ops.append(projection(f"{name}.lora_a", (x, kept), down, (lora.rank, shape[1]), op, inner, op.k, dims_a, wide=wide))
     between, low = split.between(down, rows * rank)
-    made += between
-    made.append(projection(f"{name}.lora_b", (low, low), up, (shape[0], lora.rank), op, outer, rank, dims_b, wide=wide))
+    ops += between
+    ops.append(projection(f"{name}.lora_b", (low, low), up, (shape[0], lora.rank), op, outer, rank, dims_b, wide=wide))
     after, last = split.after_b(up, rows * shape[0])
     scaled = Tensor(f"{name}.lora.scaled", sum([t.elements for t in outputs]), size)
-    made += [*after, Move(f"{name}.lora.scale", (last,), (scaled,))]
-    return [*made, Move(f"{name}.lora.add", (sums, scaled.name), outputs, same_grad=True)]
+    ops += [*after, Move(f"{name}.lora.scale", (last,), (scaled,))]
+    return [*ops, Move(f"{name}.lora.add", (sums, scaled.name), outputs, same_grad=True)]
 
 
 def projection(

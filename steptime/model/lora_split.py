@@ -81,32 +81,32 @@ class AdapterSplit:
         """A's output made whole on every rank, and the sum of its gradient from a split B."""
         if not self.tp:
             return [], low.name
-        made: list[Op] = []
+        ops: list[Op] = []
         name, bytes_ = low.name, elements * low.itemsize
         if self.row:
-            made.append(Comm(f"{self.name}.lora_a.reduce", (name,), kind="all_reduce", bytes=bytes_))
+            ops.append(Comm(f"{self.name}.lora_a.reduce", (name,), kind="all_reduce", bytes=bytes_))
         elif self.both:
-            made += self.joined(f"{self.name}.lora_a", low, elements)
+            ops += self.joined(f"{self.name}.lora_a", low, elements)
             name = f"{low.name}.joined"
         if self.dims[1] == 0:
-            made.append(Comm(f"{self.name}.lora_b.copy", (name,), backward="all_reduce", bytes=bytes_))
-        return made, name
+            ops.append(Comm(f"{self.name}.lora_b.copy", (name,), backward="all_reduce", bytes=bytes_))
+        return ops, name
 
     def after_b(self, up: Tensor, elements: Num) -> tuple[list[Op], str]:
         """B's output as the projection leaves its own: beside a row-parallel one gathered if split; with sp one's own tokens."""
         if not self.tp or not self.row:
             return [], up.name
-        made: list[Op] = []
+        ops: list[Op] = []
         name = up.name
         if self.both:
-            made += self.joined(f"{self.name}.lora_b", up, elements)
+            ops += self.joined(f"{self.name}.lora_b", up, elements)
             name = f"{up.name}.joined"
         if self.shard.sp:
             mine = Tensor(f"{up.name}.mine", elements / self.shard.tp, up.itemsize)
             bytes_ = elements * up.itemsize
-            made.append(Comm(f"{self.name}.lora_b.scatter", (name,), (mine,), backward="all_gather", bytes=bytes_))
+            ops.append(Comm(f"{self.name}.lora_b.scatter", (name,), (mine,), backward="all_gather", bytes=bytes_))
             name = mine.name
-        return made, name
+        return ops, name
 
     @staticmethod
     def joined(name: str, part: Tensor, elements: Num) -> list[Op]:

@@ -93,11 +93,13 @@ def exchange(name: str, x: str, width: Num, calls: float, shard: Shard) -> tuple
 
     megatron/core/ssm/mamba_context_parallel.py, pre_conv_ssm (z, x, B, C and dt one by one) and post_conv_ssm.
     """
-    made = Tensor(f"{name}.out", shard.tokens * width, shard.itemsize)
-    ordered = made._replace(name=f"{name}.ordered")
-    bytes_ = made.bytes / calls
-    swap = Comm(name, (x,), (made,), kind="all_to_all", backward="all_to_all", axis="cp", bytes=bytes_, count=calls)
-    return [swap, Move(f"{name}.order", (made.name,), (ordered,))], ordered.name
+    exchanged = Tensor(f"{name}.out", shard.tokens * width, shard.itemsize)
+    ordered = exchanged._replace(name=f"{name}.ordered")
+    bytes_ = exchanged.bytes / calls
+    swap = Comm(
+        name, (x,), (exchanged,), kind="all_to_all", backward="all_to_all", axis="cp", bytes=bytes_, count=calls
+    )
+    return [swap, Move(f"{name}.order", (exchanged.name,), (ordered,))], ordered.name
 
 
 def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], str]:
@@ -114,9 +116,9 @@ def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], s
     together = same(shard.batch == 1)  # a single sequence is already in the right order
     ops: list[Op] = []
     if not together:
-        made = Tensor("mamba.zx.batch_first", w.tokens * w.projected, size)
-        ops.append(reordered("mamba.batch_first", x, made))
-        x = made.name
+        exchanged = Tensor("mamba.zx.batch_first", w.tokens * w.projected, size)
+        ops.append(reordered("mamba.batch_first", x, exchanged))
+        x = exchanged.name
     ungated = Tensor("mamba.scan.ungated", w.tokens * w.inner, size)
     decays = Tensor("mamba.scan.decays", 3.0 * w.heads, FP32)
     y = Tensor("mamba.scan.out", w.tokens * w.inner, size)

@@ -128,16 +128,16 @@ def clamped(gate: str, up: str, out: Tensor, words: Words) -> tuple[list[Op], st
 def plain(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:
     """act(up)."""
     width, at = model.inter_sz / shard.tp, words.name
-    made_of = f"{at}.up"
-    params = linear_params(made_of, (model.inter_sz, model.hidden_sz), model.bias)
+    read_from = f"{at}.up"
+    params = linear_params(read_from, (model.inter_sz, model.hidden_sz), model.bias)
     back = casts(shard, width, model.hidden_sz)
-    up = linear(f"{at}.up_proj", x, made_of, model.hidden_sz, width, shard, params, back, words.role)
+    up = linear(f"{at}.up_proj", x, read_from, model.hidden_sz, width, shard, params, back, words.role)
     out = Tensor(f"{at}.act.out", shard.tokens * width, shard.itemsize)
     if shard.software.kernels.activation_impl == "fused" and model.activation == "relu2":
         # megatron/core/activations.py, squared_relu under torch.compile: one kernel, which keeps its input (seen with torch 2.13)
-        return [up, Move(f"{at}.act", (made_of,), (out,), (made_of,), role=words.act)], out.name
-    made, activated = activate(model, shard, made_of, out, words)
-    return [up, *made], activated
+        return [up, Move(f"{at}.act", (read_from,), (out,), (read_from,), role=words.act)], out.name
+    activation, activated = activate(model, shard, read_from, out, words)
+    return [up, *activation], activated
 
 
 def activate(model: Model, shard: Shard, x: str, out: Tensor, words: Words) -> Sublayer:
@@ -154,9 +154,9 @@ def activate(model: Model, shard: Shard, x: str, out: Tensor, words: Words) -> S
     ops: list[Op] = [Move(f"{words.name}.act", (x,), (first,), (kept,), (), (), 2.0 * size, 3.0 * size, role=role)]
     if squared:
         # gate and up are parts of x, which is read later anyway
-        held = 0.0 if model.glu and shard.software.kernels.fused_projections is True else size
+        kept_bytes = 0.0 if model.glu and shard.software.kernels.fused_projections is True else size
         back: dict[str, Any] = {"backward_bytes": 7.0 * size, "backward_temp_bytes": 2.0 * size, "role": role}
         # one kernel forward and three backward: two on average
-        two: dict[str, Any] = {"kernels": 2.0, "forward_temp_bytes": held}
+        two: dict[str, Any] = {"kernels": 2.0, "forward_temp_bytes": kept_bytes}
         ops.append(Move(f"{words.name}.act.square", (first.name,), (out,), (first.name,), **two, **back))
     return ops, out.name

@@ -68,9 +68,9 @@ def resize(rows: Rows, name: str, x: str, k: int, n: int) -> Sublayer:
     """
     shard, size = rows.shard, rows.shard.itemsize
     ops, operand = cast(name, x, rows.tokens * k, shard, role="moe")
-    weight, made = Param(f"mlp.{name[4:]}.weight", (n, k)), Tensor(name, rows.tokens * n, size)
+    weight, outputs = Param(f"mlp.{name[4:]}.weight", (n, k)), Tensor(name, rows.tokens * n, size)
     one = linear(name, operand, name, k, n, shard, (weight,), backward_casts(shard, rows.tokens, n, k), "moe")
-    return [*ops, replace(one, outputs=(made,), m=rows.tokens)], name
+    return [*ops, replace(one, outputs=(outputs,), m=rows.tokens)], name
 
 
 def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
@@ -112,8 +112,8 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     fused = how.fused_mlp and shard.software.recipe is not None
     if fused:
         first.cast_bytes, first.cast_kernels = 0.0, 0.0
-        made, operand = in_epilogue(shard, up, act, sent.probs)
-        ops.append(made)
+        outputs, operand = in_epilogue(shard, up, act, sent.probs)
+        ops.append(outputs)
     else:
         ops += in_turn(rows, weighted(model, shard, up, act, sent.probs))
         quantized, operand = cast_rows("experts.act", act.name, act.elements, rows, "moe_act")
@@ -140,11 +140,11 @@ def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move
     dgrad, which casts for the first.
     """
     recipe = shard.software.recipe
-    made = copies(act.name, act.elements, recipe, shard.itemsize, both=True) if recipe else (act,)
-    kept = (up.name, probs, made[-1].name)
+    outputs = copies(act.name, act.elements, recipe, shard.itemsize, both=True) if recipe else (act,)
+    kept = (up.name, probs, outputs[-1].name)
     moved: dict[str, Any] = {"forward_bytes": 0.0, "backward_bytes": 0.0, "kernels": 0.0, "role": "moe_act"}
-    op = Move("experts.act", (up.name, probs), made[:1], kept, made[1:], **moved)
-    return op, Operand(made[0].name, made[-1].name, columns=len(made) > 1)
+    op = Move("experts.act", (up.name, probs), outputs[:1], kept, outputs[1:], **moved)
+    return op, Operand(outputs[0].name, outputs[-1].name, columns=len(outputs) > 1)
 
 
 def stash(ops: list[Op], probs: str, probs_bytes: Num) -> Move:

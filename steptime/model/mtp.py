@@ -44,10 +44,10 @@ def head_ops(model: Model, shard: Shard, embedding: list[Op], layer: list[Op]) -
     ops, outs = [*normed], [x]
     for depth in range(1, model.mtp + 1):
         prefix = f"mtp.{depth}."
-        made = module_ops(model, inside(shard), embedding, layer, depth)
+        own = module_ops(model, inside(shard), embedding, layer, depth)
         if model.mtp_repeated and depth > 1:
-            made = [replace(op, params=tuple(map(of_the_first, op.params))) for op in made]
-        ops += renamed(made, prefix, {"hidden": outs[-1]})
+            own = [replace(op, params=tuple(map(of_the_first, op.params))) for op in own]
+        ops += renamed(own, prefix, {"hidden": outs[-1]})
         outs.append(f"{prefix}final_norm.out")
     parts = tuple(Tensor(f"mtp.joined.{depth}", rows * hidden, size) for depth in range(model.mtp + 1))
     ops.append(Move("mtp.join", tuple(outs), parts))
@@ -96,14 +96,14 @@ def project(model: Model, shard: Shard, x: str, *, keeps_x: bool) -> list[Op]:
     if not shard.split:
         return ops
     whole = Tensor("eh_proj.parts", shard.tokens * hidden, size)
-    made = [Tensor("x", rows * hidden, size)]
+    own = [Tensor("x", rows * hidden, size)]
     if shard.sp:
-        made.append(Tensor("x.others", whole.elements - rows * hidden, size))
+        own.append(Tensor("x.others", whole.elements - rows * hidden, size))
     ops.append(Comm("eh_proj.collect", (out,), (whole,), kind="all_gather", bytes=whole.bytes))
     moved = 2.0 * whole.bytes
-    ops.append(Move("eh_proj.order", (whole.name,), tuple(made), forward_bytes=moved, backward_bytes=moved / shard.tp))
+    ops.append(Move("eh_proj.order", (whole.name,), tuple(own), forward_bytes=moved, backward_bytes=moved / shard.tp))
     if shard.sp:
-        kept = (made[1].name,) if keeps_x else ()
+        kept = (own[1].name,) if keeps_x else ()
         ops.append(Comm("eh_proj.scatter", saves=kept, backward="all_gather", bytes=whole.bytes))
     return ops
 

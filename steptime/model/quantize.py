@@ -66,11 +66,13 @@ def cast(
         return [], Operand(x, x)
     if recipe.casts:
         return cast_per_product(name, Operand(x, x), elements, shard, role)
-    made = copies(x, elements, recipe, shard.itemsize, both=both and recipe.copies > 1.0)
-    moved = cast_bytes(elements, recipe, shard.itemsize, float(len(made)))
-    kernels = cast_kernels(recipe, float(len(made)))
-    op = Move(f"{name}.cast", (x,), made[:1], (), made[1:], (), moved, kernels=kernels, same_grad=True, role=role)
-    return [op], Operand(made[0].name, made[-1].name, len(made) > 1)
+    quantized = copies(x, elements, recipe, shard.itemsize, both=both and recipe.copies > 1.0)
+    moved = cast_bytes(elements, recipe, shard.itemsize, float(len(quantized)))
+    kernels = cast_kernels(recipe, float(len(quantized)))
+    op = Move(
+        f"{name}.cast", (x,), quantized[:1], (), quantized[1:], (), moved, kernels=kernels, same_grad=True, role=role
+    )
+    return [op], Operand(quantized[0].name, quantized[-1].name, len(quantized) > 1)
 
 
 def cast_per_product(name: str, x: Operand, elements: Num, shard: Shard, role: Role = "") -> tuple[list[Op], Operand]:
@@ -86,8 +88,8 @@ def cast_per_product(name: str, x: Operand, elements: Num, shard: Shard, role: R
     if recipe.keeps_casts:
         if not shares_casts(shard):
             return [], x
-        made = cast_input(name, x.read, elements, shard, recipe, role)
-        return [made], Operand(made.outputs[0].name, made.stats[0].name, columns=True)
+        written = cast_input(name, x.read, elements, shard, recipe, role)
+        return [written], Operand(written.outputs[0].name, written.stats[0].name, columns=True)
     [rows] = copies(x.read, elements, recipe, shard.itemsize, both=False)
     of, kernels = casts_of(recipe, recipe.casts, shard)
     moved = elements * of.input_forward
@@ -146,9 +148,9 @@ def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[li
     if not recipe.fused_norm or shard.software.kernels.norm_impl != "fused" or not isinstance(last, Move):
         ops, operand = cast(last.name, x, elements, shard, both=both, role="norm")
         return [*normed, *agree(last.name, shard, forward=True, role="norm"), *ops], operand
-    made = copies(x, elements, recipe, shard.itemsize, both=both)
-    fused = replace(last, outputs=made[:1], stats=(*last.stats, *made[1:]))
-    return [*normed[:-1], fused], Operand(made[0].name, made[-1].name, both)
+    written = copies(x, elements, recipe, shard.itemsize, both=both)
+    fused = replace(last, outputs=written[:1], stats=(*last.stats, *written[1:]))
+    return [*normed[:-1], fused], Operand(written[0].name, written[-1].name, both)
 
 
 def cast_context(x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
@@ -245,9 +247,9 @@ def backward_casts(
     transposed = recipe.tensor_scaled and recipe.copies > 1.0
     gathered = reduced and casts_its_share(shard)
     share = 1.0 / shard.tp if gathered else 1.0
-    made = 1.0 if transposed and gathered else recipe.copies
-    moved = cast_bytes(m * n * share, recipe, shard.itemsize, made)
-    kernels = cast_kernels(recipe, made)
+    written = 1.0 if transposed and gathered else recipe.copies
+    moved = cast_bytes(m * n * share, recipe, shard.itemsize, written)
+    kernels = cast_kernels(recipe, written)
     if transposed and gathered:
         moved, kernels = moved + 2.0 * recipe.itemsize * m * n, kernels + 1.0
     if transposed and from_norm:

@@ -27,10 +27,10 @@ class Routing(NamedTuple):
         [7.482, 4.0, 3.143]
         """
         groups, limit = self.n_groups, self.limit
-        held, group = self.n_experts / parts, self.n_experts / groups
-        missed: Num = maximum(group - held, 0.0) / group
+        per_part, group = self.n_experts / parts, self.n_experts / groups
+        missed: Num = maximum(group - per_part, 0.0) / group
         for drawn in range(limit, self.top_k):
-            missed = missed * maximum(group * limit - held - drawn, 0.0) / (group * limit - drawn)
+            missed = missed * maximum(group * limit - per_part - drawn, 0.0) / (group * limit - drawn)
         found = parts * limit / groups * (1.0 - missed)
         return found if groups == 1 else where(parts < groups, Routing(groups, limit).distinct(parts), found)
 

@@ -72,8 +72,8 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
         elif module == "layernorm":
             segments += [discarded(ops, run) for run in runs(ops, {"norm"})]
         elif module == "act":
-            again = {"act": "mlp", "moe_act": "moe"}
-            roles = {role for role, whole in again.items() if whole not in modules and role not in modules - {"act"}}
+            parents = {"act": "mlp", "moe_act": "moe"}
+            roles = {role for role, whole in parents.items() if whole not in modules and role not in modules - {"act"}}
             segments += [discarded(ops, run) for run in runs(ops, roles)]
         elif module == "dropout":
             masks = [i for i, op in enumerate(ops) if isinstance(op, Move) and op.draws_mask]
@@ -104,7 +104,7 @@ def per_op(ops: list[Op], policy: str, *, compiled: bool, attend: bool = False) 
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in collectives}
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Move) and op.chooses}
     kept = [ops[i].outputs if isinstance(ops[i], Gemm) else ops[i].allocates for i in sorted(skips)]
-    keeps = tuple(t.name for made in kept for t in made)  # autocast's copy of a weight is made again
+    keeps = tuple(t.name for tensors in kept for t in tensors)  # autocast's copy of a weight is made again
     if compiled or nth == 1:
         needed, unused = read_by_backward(ops, skips)
         keeps = tuple(name for name in keeps if name in needed)
@@ -157,10 +157,10 @@ def within_budget(ops: list[Op], budget: float) -> list[Segment]:
 def listed_bytes(ops: list[Op], segments: list[Segment]) -> float:
     """Bytes that the partitioner counts: what is kept, attention's output twice where a product keeps it too, as another view."""
     sizes = {t.name: t.bytes for op in ops for t in op.allocates}
-    held = kept_names(ops, segments)
+    kept = kept_names(ops, segments)
     by_products = {name for op in ops if isinstance(op, Gemm) for name in op.saves}
     viewed = [t.name for op in ops if isinstance(op, Attention) for t in op.outputs if t.name in by_products]
-    return float(sum([sizes.get(name, 0.0) for name in [*held, *viewed]]))
+    return float(sum([sizes.get(name, 0.0) for name in [*kept, *viewed]]))
 
 
 def rotations(ops: list[Op]) -> list[Segment]:
@@ -232,9 +232,9 @@ def checkpoint(ops: list[Op], run: range) -> Segment:
 
 def discarded(ops: list[Op], run: range) -> Segment:
     """A run whose outputs are freed, and recomputed just before the backward of the last op that reads or keeps them."""
-    made = allocated_names(ops, run)
-    users = (i for i in range(run.stop, len(ops)) if made & {*ops[i].inputs, *ops[i].saves})
-    return Segment(run[0], run[-1], max(users, default=run[-1]), reads(ops, run), frozenset(made))
+    allocated = allocated_names(ops, run)
+    users = (i for i in range(run.stop, len(ops)) if allocated & {*ops[i].inputs, *ops[i].saves})
+    return Segment(run[0], run[-1], max(users, default=run[-1]), reads(ops, run), frozenset(allocated))
 
 
 def allocated_names(ops: list[Op], run: range) -> set[str]:
@@ -244,8 +244,8 @@ def allocated_names(ops: list[Op], run: range) -> set[str]:
 
 def reads(ops: list[Op], run: range) -> tuple[str, ...]:
     """Tensors from outside that a run reads."""
-    made = allocated_names(ops, run)
-    return tuple(dict.fromkeys(name for i in run for name in ops[i].inputs if name not in made))
+    allocated = allocated_names(ops, run)
+    return tuple(dict.fromkeys(name for i in run for name in ops[i].inputs if name not in allocated))
 
 
 def covered(i: int, segments: list[Segment]) -> bool:
@@ -277,8 +277,8 @@ def kept_names(ops: list[Op], segments: list[Segment]) -> list[str]:
 
 def rerun(ops: list[Op], segment: Segment, *, stops_early: bool) -> list[int]:
     """The ops of a segment that its replay runs."""
-    again = replayed(ops, segment.first, segment.last, stops_early=stops_early)
-    return [i for i in again if i not in segment.skips]
+    rerun_ops = replayed(ops, segment.first, segment.last, stops_early=stops_early)
+    return [i for i in rerun_ops if i not in segment.skips]
 
 
 def replayed(ops: list[Op], first: int, last: int, *, stops_early: bool) -> range:

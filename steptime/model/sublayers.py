@@ -75,10 +75,10 @@ def composite_rmsnorm(
         kept, saves = (normalized, rstd), (x, normalized.name, rstd.name)
         return [Move(name, (x,), (out,), saves, kept, params, 7 * wide, 17 * wide, 6, role=role)]
     upcast = Tensor(f"{name}.upcast", out.elements, FP32)
-    made = (upcast, normalized, rstd)
+    stats = (upcast, normalized, rstd)
     saves = (upcast.name, normalized.name, rstd.name)
     forward, backward = (9.0, 23.0) if early else (10.0, 20.0)
-    return [Move(name, (x,), (out,), saves, made, params, forward * wide, backward * wide, 8, role=role)]
+    return [Move(name, (x,), (out,), saves, stats, params, forward * wide, backward * wide, 8, role=role)]
 
 
 def linear(
@@ -98,13 +98,13 @@ def linear(
     """
     recipe = shard.software.recipe
     own = recipe is not None and recipe.keeps_casts and not x.columns
-    made = (*cast_weight(out, k * n, shard), *saved_casts(x, out, shard.tokens * k, k * n, shard))
+    stats = (*cast_weight(out, k * n, shard), *saved_casts(x, out, shard.tokens * k, k * n, shard))
     return Gemm(
         name,
         (x.read,),
         (Tensor(out, shard.tokens * n, shard.itemsize),),
-        (*(() if own else (x.kept,)), *(copy.name for copy in made)),
-        made,
+        (*(() if own else (x.kept,)), *(copy.name for copy in stats)),
+        stats,
         params,
         m=shard.tokens,
         n=n,
@@ -145,13 +145,13 @@ def enter_tp(
         return [Comm(f"{name}.copy", (x.read,), backward="all_reduce", bytes=full, region="enter", role=role)], x
     regather = shard.software.activations.sp_regather
     whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize, pooled=regather)
-    made: list[Op] = []
+    stats: list[Op] = []
     quantized = recipe is not None and casts_its_share(shard)
     if recipe and quantized:
         whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
         if recipe.casts:
-            made, x = cast_per_product(name, x, shard.sequence_tokens * hidden, shard, role)
-            made = [*agree(name, shard, forward=True, role=role), *made]
+            stats, x = cast_per_product(name, x, shard.sequence_tokens * hidden, shard, role)
+            stats = [*agree(name, shard, forward=True, role=role), *stats]
     gather = Comm(
         f"{name}.gather",
         (x.read,),
@@ -165,7 +165,7 @@ def enter_tp(
         role=role,
     )
     after = Operand(whole.name, x.kept if regather else whole.name, x.columns and regather, quantized)
-    return [*made, gather], after
+    return [*stats, gather], after
 
 
 def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = "") -> Sublayer:

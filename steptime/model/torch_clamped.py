@@ -45,7 +45,7 @@ def clamped_swiglu(x: str, out: Tensor) -> Op:
     two copies into zeros. Kept: `x`, the clamped gate, its sigmoid, both factors of the last product.
     """
     names = ("experts.act.clamped", "experts.act.sigmoid", "experts.act.gate", "experts.act.up")
-    made = tuple(out._replace(name=name) for name in names)
+    outputs = tuple(out._replace(name=name) for name in names)
     clamp, sigmoid, product, last = (3.0 + 3.0, 2.0 + 2.0, 3.0 + 2.0, 3.0)
     back = 2.0 * 6.0 + 3.0 + 2.0 + 3.0 + 2.0 * 4.0 + 2.0 * 5.0 + 6.0
     return Move(
@@ -53,7 +53,7 @@ def clamped_swiglu(x: str, out: Tensor) -> Op:
         (x,),
         (out,),
         (x, *names),
-        made,
+        outputs,
         forward_bytes=(clamp + sigmoid + product + last) * out.bytes,
         backward_bytes=back * out.bytes,
         forward_by_element=ByElement(2.0 * out.elements, clamp * out.bytes),

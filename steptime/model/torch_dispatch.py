@@ -68,8 +68,8 @@ def _sorted(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
     gathered = _gathered(rows, routed, rows.tokens * h * size)
     ops.append(Move("moe.permute", (x,), (routed,), (tokens.name,), **gathered, kernels=2.0, role="moe"))
     if not rows.spread:
-        made, x = padded(rows, routed.name)
-        return [*ops, *made], x
+        more, x = padded(rows, routed.name)
+        return [*ops, *more], x
     arrived, here = Tensor("moe.arrived", rows.received * h, size), Tensor("moe.rows", rows.room * h, size)
     places = Tensor("moe.places", rows.room, INT64)
     counts = INT64 * rows.moe.n_experts
@@ -205,8 +205,8 @@ def combine(rows: Rows, x: str, probs: str) -> Sublayer:
         ops, x = without_padding(rows, x)
     if summed_product.applies(rows):
         return [*ops, *summed_product.summed(rows, x)], "moe.out"
-    made, weighed = weigh(rows, x, rows.sent * h)
-    return [*ops, made, scatter(rows, weighed, rows.tokens, ("moe.tokens",))], "moe.out"
+    more, weighed = weigh(rows, x, rows.sent * h)
+    return [*ops, more, scatter(rows, weighed, rows.tokens, ("moe.tokens",))], "moe.out"
 
 
 def weigh(rows: Rows, x: str, elements: Num) -> tuple[Op, Tensor]:

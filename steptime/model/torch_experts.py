@@ -48,9 +48,9 @@ def torch_moe_ops(model: Model, moe: Moe, shard: Shard, x: str, normal: str) -> 
     rows = Rows(moe, model.hidden_sz, replace(inner, etp=1))
     ops, chosen = router(rows, read)
     out, sent = dispatch(rows, read, chosen)
-    made, y = grouped_experts(model, rows, shard.etp, sent)
+    more, y = grouped_experts(model, rows, shard.etp, sent)
     back, branch = combine(rows, y, chosen)
-    ops = [*entered, *ops, *out, *made, *back]
+    ops = [*entered, *ops, *out, *more, *back]
     if moe.shared_expert_inter_sz:
         extra, other = shared(model, moe, shard, read, gathered=not spread)
         whole = Tensor("moe.sum", rows.tokens * model.hidden_sz, shard.itemsize)
@@ -114,8 +114,8 @@ def router(rows: Rows, x: str) -> tuple[list[Op], str]:
             chooses=True,
         )
     )
-    made, out = scaled(rows, best, compiled=compiled)
-    return [*ops, *made], out
+    more, out = scaled(rows, best, compiled=compiled)
+    return [*ops, *more], out
 
 
 def gate(rows: Rows, x: str) -> Sublayer:
@@ -175,10 +175,10 @@ def grouped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
         return clamped_experts(model, rows, etp, x)
     ops, names = gradients_summed(model, rows), list[str]()
     for which, times in projections(model, rows):
-        made = Tensor(f"experts.{which}", times * n * width, size)
+        more = Tensor(f"experts.{which}", times * n * width, size)
         shape = (moe.n_experts, times * moe.expert_inter_sz, rows.hidden)
-        ops.append(_product(model, rows, which, x, made, (shape, 1), (rows.hidden, times * width)))
-        names.append(made.name)
+        ops.append(_product(model, rows, which, x, more, (shape, 1), (rows.hidden, times * width)))
+        names.append(more.name)
     acted = activated(model, rows, names, act)
     shape = (moe.n_experts, rows.hidden, moe.expert_inter_sz)
     down = _product(model, rows, "down", act.name, out, (shape, 2), (width, rows.hidden))

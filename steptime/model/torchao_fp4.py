@@ -63,8 +63,8 @@ def cast_input(name: str, x: str, elements: Num, shard: Shard, recipe: Recipe, r
     """The kernels that cast an input for all projections of it: by rows for their products, by columns for backward."""
     rows = Tensor(f"{x}.rows", elements, recipe.itemsize, shard.itemsize)
     columns = Tensor(f"{x}.columns", elements, recipe.itemsize)
-    made = input_casting(elements, recipe, shard.itemsize)
+    casting = input_casting(elements, recipe, shard.itemsize)
     return Move(
-        f"{name}.cast", (x,), (rows,), (), (columns,), (), made.bytes,
-        kernels=made.kernels, same_grad=True, role=role, forward_by_element=made.slow,
+        f"{name}.cast", (x,), (rows,), (), (columns,), (), casting.bytes,
+        kernels=casting.kernels, same_grad=True, role=role, forward_by_element=casting.slow,
     )  # fmt: skip

@@ -20,9 +20,9 @@ def modules(summary: Inventory, depth: int, units: tuple[Unit, ...], most: int =
     total = summary.restored.params or 1
     unit = unit_for(summary.tree.nbytes, units)
     found: list[tuple[int, str, Node]] = []
-    apart = any("pipeline" in section.facts for section in summary.counted)
+    in_pipeline = any("pipeline" in section.facts for section in summary.counted)
     for name, child in (
-        [(child.name, child) for child in summary.tree.children.values()] if apart else _opened(summary.tree)
+        [(child.name, child) for child in summary.tree.children.values()] if in_pipeline else _opened(summary.tree)
     ):
         _collect(found, name, child, 0, depth, 4 * most)
     if not found:

@@ -37,17 +37,17 @@ def step(estimate: Estimate) -> FactList:
     found = _facts(step_interval(estimate.job))
     if estimate.job.performance.calibration:
         found.append(Fact("calibrated", ["the factor holds the bias: both ends are half the width from the estimate"]))
-    made = Fact("interval", [f"{seconds(time.step_s)} x exp(low), exp(high) = {shown}"])
-    return FactList("80 % interval of the step", [made, *found])
+    limits = Fact("interval", [f"{seconds(time.step_s)} x exp(low), exp(high) = {shown}"])
+    return FactList("80 % interval of the step", [limits, *found])
 
 
 def memory(estimate: Estimate) -> FactList:
     """The interval of the reserved memory of the worst stage."""
     peak = estimate.memory
     low, high = (f"{end / GIB:.1f}" for end in (peak.peak_reserved_bytes_p10, peak.peak_reserved_bytes_p90))
-    made = f"{peak.peak_reserved_bytes / GIB:.1f} GiB x exp(low), exp(high) = {low} to {high} GiB"
+    limits = f"{peak.peak_reserved_bytes / GIB:.1f} GiB x exp(low), exp(high) = {low} to {high} GiB"
     return FactList(
-        "80 % interval of reserved memory", [Fact("interval", [made]), *_facts(memory_interval(estimate.job))]
+        "80 % interval of reserved memory", [Fact("interval", [limits]), *_facts(memory_interval(estimate.job))]
     )
 
 
@@ -81,7 +81,7 @@ def _of_kind(place: RunPlace, found: Measured, lead: str) -> list[Fact]:
     below, above = found.factors(place.kind)
     low, high = ends(place, found, away)
     raw = f"-{below:.3f} x {faster:.4f} = {-below * faster:+.4f}, {above:.3f} x {slower:.4f} = {above * slower:+.4f}"
-    apart = "" if (low, high) == (-below * faster, above * slower) else f"; moved apart to {low:+.4f}, {high:+.4f}"
+    widened = "" if (low, high) == (-below * faster, above * slower) else f"; moved apart to {low:+.4f}, {high:+.4f}"
     return [
         *([Fact("kind", [lead])] if lead else []),
         Fact("runs", _runs(weights, away, found)),
@@ -89,7 +89,7 @@ def _of_kind(place: RunPlace, found: Measured, lead: str) -> list[Fact]:
         Fact("mean error", [f"measured below the estimate {errors[0]:.4f}, above {errors[1]:.4f}, weighted, in ln"]),
         Fact("scale", [_scale(errors, (faster, slower), min(away), found)]),
         Fact("factor", [f"{below:.3f} below, {above:.3f} above: {_fraction(place.kind, found)}"]),
-        Fact("ends", [f"factor x scale: {raw}{apart}"]),
+        Fact("ends", [f"factor x scale: {raw}{widened}"]),
     ]
 
 

@@ -181,8 +181,8 @@ def recompute(estimate: Estimate) -> FactList:
         }
         sums = " + ".join(f"{seconds(float(value))} {name}" for name, value in terms.items() if value)
         total = f"{seconds(each_s)} x {_times(part, times, estimate)} = {_of_step(each_s, times, estimate)}"
-        again = ", ".join(op.name for op in _replayed_ops(part, work, estimate))
-        facts.append(Fact(_name(part, estimate), [f"runs again: {again}", f"{sums} = {seconds(each_s)}", total]))
+        names = ", ".join(op.name for op in _replayed_ops(part, work, estimate))
+        facts.append(Fact(_name(part, estimate), [f"runs again: {names}", f"{sums} = {seconds(each_s)}", total]))
     if any(work.calls for work in works.values()):
         facts.append(Fact("collectives", ["those that run again (.again) are in the parts of communication"]))
     return FactList(part_title(estimate, "recompute"), facts)

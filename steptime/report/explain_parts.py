@@ -71,9 +71,9 @@ def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
 def communication(estimate: Estimate, part: str) -> FactList:
     """Every collective of one axis, or send between stages: calls, time of each, and the exposed part."""
     rows = [row for row in estimate.collectives if comm_part(row.axis) == part and row.name not in MUON]
-    apart = _of_other_stages(estimate.timing)
+    elsewhere = _of_other_stages(estimate.timing)
     facts = [
-        Fact(row.name, [_calls_of(row) + "; of another stage, not in the sum" * (row.name in apart)])
+        Fact(row.name, [_calls_of(row) + "; of another stage, not in the sum" * (row.name in elsewhere)])
         for row in sorted(rows, key=lambda row: -row.exposed_s)
     ]
     facts.append(Fact("each", ["3dtrn explain PLAN NAME has latency and bytes over rate"]))
@@ -180,16 +180,16 @@ def optimizer(estimate: Estimate) -> FactList:
     """Bytes that the update moves over the rate of memory, on the stage that owns most parameters."""
     job, timing = estimate.job, estimate.timing
     assembly = estimate.assembly
-    shares = [updated(job, held) for held in assembly.stage_params]
+    shares = [updated(job, counted) for counted in assembly.stage_params]
     most, moments, *_ = max(shares, key=lambda share: share.owned)
     named = job.software.states.optimizer
     per, clip, rate = update_bytes_per_param(job, moments), clip_bytes_per_param(job), timing.rates.bytes_per_s
     update_s = most * (per + clip) / rate
     rest_s = timing.optimizer.device_s - update_s
-    beside = ["gradients zeroed"]
-    beside += ["weights quantized"] if job.software.recipe else []
-    beside += ["Muon's iterations"] if "muon" in named else []
-    more = f"{', '.join(beside)}: {seconds(rest_s)} = {quantity(rest_s * rate, BINARY)} at that rate"
+    passes = ["gradients zeroed"]
+    passes += ["weights quantized"] if job.software.recipe else []
+    passes += ["Muon's iterations"] if "muon" in named else []
+    more = f"{', '.join(passes)}: {seconds(rest_s)} = {quantity(rest_s * rate, BINARY)} at that rate"
     rest = [Fact("rest", [more])] if rest_s > 1e-9 * update_s else []  # FSDP frees gradients instead
     facts = [
         Fact("owned", [f"{whole(round(most))} parameters on the stage with most, zero_level {job.zero_level}"]),

@@ -53,15 +53,15 @@ def worst_stage(estimate: Estimate) -> FactList:
 def stage(estimate: Estimate, row: StageMemory) -> FactList:
     """States by their formula, tensors saved per micro-batch, buffers, transients at the peak, and the device's capacity."""
     states = _states_of(estimate, row.stage)
-    held = stage_buffers(estimate.assembly, row.stage, states)
+    buffers = stage_buffers(estimate.assembly, row.stage, states)
     ends = further_ends(estimate.assembly, row.stage, states)
-    between = [item for item in [*held, ends] if item.stays and not item.at_peak and item.bytes]
+    between = [item for item in [*buffers, ends] if item.stays and not item.at_peak and item.bytes]
     passing, op = row.transient_bytes - row.buffers_bytes, f"temporaries of the op at the peak, {row.peak_op}"
     facts = [
         *_states(estimate, row),
         *_activations(estimate, row),
         Fact("buffers", [f"hold {in_gib(row.buffers_bytes)} GiB at the peak"]),
-        *[_fact("", item.bytes, f"of which {item.name}", item.source) for item in held if item.at_peak],
+        *[_fact("", item.bytes, f"of which {item.name}", item.source) for item in buffers if item.at_peak],
         _fact("transient", passing, op, AUTOGRAD),
         *_sums(estimate),
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
@@ -83,9 +83,9 @@ def _fact(label: str, size: float, how: str, source: str) -> Fact:
 
 def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     """Parameters, gradients and optimizer states: bytes of each, over the ranks that they are sharded over."""
-    held = estimate.assembly.counted_params(estimate.assembly.stages[row.stage])
-    job, size, moments = estimate.job, estimate.job.software.state_bytes, updated(estimate.job, held).moments
-    groups = group_elements(held)
+    buffers = estimate.assembly.counted_params(estimate.assembly.stages[row.stage])
+    job, size, moments = estimate.job, estimate.job.software.state_bytes, updated(estimate.job, buffers).moments
+    groups = group_elements(buffers)
     shared = ", ".join(f"{whole(round(n))} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
     states = job.software.states
     optimizer = (

@@ -39,8 +39,8 @@ def _table(rows: Sequence[Sequence[str]], header: Sequence[str], align: Sequence
     """Rows of escaped cells; a column without an alignment is left-aligned."""
     from tabulate import tabulate
 
-    made = str(tabulate(rows, header, tablefmt="unsafehtml", disable_numparse=True, colalign=align or None))
+    markup = str(tabulate(rows, header, tablefmt="unsafehtml", disable_numparse=True, colalign=align or None))
     left = ' style="text-align: left;">'
-    made = re.sub(r"<th([^>]*)>\s*</th>", r"<td\1></td>", made)  # a column without a name has no heading
-    made = made.replace("<td>", f"<td{left}").replace("<th>", f"<th{left}")
-    return f'<div style="overflow-x: auto;" tabindex="0">{made}</div>'
+    markup = re.sub(r"<th([^>]*)>\s*</th>", r"<td\1></td>", markup)  # a column without a name has no heading
+    markup = markup.replace("<td>", f"<td{left}").replace("<th>", f"<th{left}")
+    return f'<div style="overflow-x: auto;" tabindex="0">{markup}</div>'

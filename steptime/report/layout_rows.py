@@ -19,8 +19,8 @@ from steptime.search.search import Layout, Search
 def figures(layout: Layout, objective: str = "step") -> str:
     """Step, MFU, memory and verdict of a layout, and its cost or energy where that is the objective."""
     e = layout.estimate
-    held = f"{layout.held_bytes / GIB:.1f} of {e.memory.capacity_bytes / GIB:.1f} GiB"
-    text = f"{seconds(e.step_s)}, MFU {percent(e.throughput.mfu)}, {held}"
+    memory = f"{layout.held_bytes / GIB:.1f} of {e.memory.capacity_bytes / GIB:.1f} GiB"
+    text = f"{seconds(e.step_s)}, MFU {percent(e.throughput.mfu)}, {memory}"
     text += "".join(f", {name} {value}" for name, value in spent(e, objective).items())
     return text if e.memory.fits else f"{text}, {VERDICTS[e.memory.verdict][0].lower()}"
 
@@ -91,10 +91,10 @@ def row_of(found: Search, name: str, layout: Layout) -> list[str]:
     p, job, e = layout.job.parallelism, layout.job, layout.estimate
     experts = [p.ep, p.etp] if job.model.moe else []
     axes = [p.tp, p.cp, p.pp, p.vpp, p.dp, *experts, job.data.microbatch_sz, job.zero_level]
-    held = f"{layout.held_bytes / GIB:.1f}"
+    memory = f"{layout.held_bytes / GIB:.1f}"
     schedule = [job.schedule if p.pp > 1 else "-"] if found.several_schedules else []
     return [
-        name, *varied(found, job).values(), seconds(e.step_s), percent(e.throughput.mfu).removesuffix(" %"), held,
+        name, *varied(found, job).values(), seconds(e.step_s), percent(e.throughput.mfu).removesuffix(" %"), memory,
         *spent(e, found.asked.objective).values(), *map(str, axes), "yes" if job.sp else "no", *schedule, recomputed(layout),
     ]  # fmt: skip
 

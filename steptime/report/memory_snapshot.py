@@ -89,18 +89,20 @@ class _SnapshotStage:
         """Every action of the pipeline, then the optimizer."""
         spans = self.timeline.times[self.holds.stage].spans
         kept = 0
-        for span, held in zip(spans, self.holds.actions([span.action for span in spans]), strict=True):
-            before, kept = kept, round(held.kept_bytes)
+        for span, action in zip(spans, self.holds.actions([span.action for span in spans]), strict=True):
+            before, kept = kept, round(action.kept_bytes)
             own, text = (span.action.microbatch, span.action.chunk), self.text(span)
             others = before - (int(self.live[own]["size"]) if own in self.live else 0)
-            held_bytes = held.gradients_bytes + held.activations_bytes + held.transient_bytes - self.holds.permanent
+            live_bytes = (
+                action.gradients_bytes + action.activations_bytes + action.transient_bytes - self.holds.permanent
+            )
             start, end = span.start_s, span.end_s
-            self.resize(own, "activation", round(held.activations_bytes) - others, start, f"activations, {text}")
-            self.resize("gradients", "gradient", round(held.gradients_bytes), start)
-            self.hold("transient", "temporary", self.fixed + round(held_bytes) - self.total, start, f"during {text}")
+            self.resize(own, "activation", round(action.activations_bytes) - others, start, f"activations, {text}")
+            self.resize("gradients", "gradient", round(action.gradients_bytes), start)
+            self.hold("transient", "temporary", self.fixed + round(live_bytes) - self.total, start, f"during {text}")
             self.free("transient", end)
             self.resize(own, "activation", kept - others, end, f"activations, {text}")
-            self.resize("gradients", "gradient", round(held.gradients_kept_bytes), end)
+            self.resize("gradients", "gradient", round(action.gradients_kept_bytes), end)
         for update in self.timeline.around(self.holds.stage):
             if update.kind == "optimizer":
                 temporary = round(float(self.holds.optimizer_step.transient_bytes) - self.holds.permanent)

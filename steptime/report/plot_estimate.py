@@ -51,12 +51,12 @@ def _step(axes: Any, estimate: Estimate) -> None:
     names = shown_parts(estimate, 1e-6)[::-1]
     unit = unit_for(time.step_s, TIME)
     for i, name in enumerate(names):
-        own, beside = (max(0.0, of.get(name, 0.0)) / unit.size for of in (time.parts_s, time.hidden_s))
+        own, hidden = (max(0.0, of.get(name, 0.0)) / unit.size for of in (time.parts_s, time.hidden_s))
         axes.barh(i, own, color=time_color(name), **EDGE)
-        if beside:
+        if hidden:
             label = "hidden under compute" if not axes.get_legend_handles_labels()[0] else None
             axes.barh(
-                i, beside, left=own, color="white", hatch="////", edgecolor=time_color(name), linewidth=0.5, label=label
+                i, hidden, left=own, color="white", hatch="////", edgecolor=time_color(name), linewidth=0.5, label=label
             )
     axes.set_yticks(range(len(names)), [part_name(name) for name in names])
     axes.set(xlabel=f"seconds of the step [{unit.name}]", title="where the step goes")
@@ -71,13 +71,13 @@ def _memory(axes: Any, estimate: Estimate) -> None:
     stages = [row.stage for row in memory.stages]
     left = [0.0] * len(stages)
     for key, name in PARTS.items():
-        held = [parts_of(row, overhead)[key] / GIB for row in memory.stages]
+        gibs = [parts_of(row, overhead)[key] / GIB for row in memory.stages]
         axes.barh(
-            stages, held, left=left, height=0.8 if len(stages) > 2 else 0.4, color=MEMORY[key], label=name, **EDGE
+            stages, gibs, left=left, height=0.8 if len(stages) > 2 else 0.4, color=MEMORY[key], label=name, **EDGE
         )
-        left = [a + b for a, b in zip(left, held, strict=True)]
+        left = [a + b for a, b in zip(left, gibs, strict=True)]
     needs = [memory.most_of(row.reserved_bytes) / GIB for row in memory.stages]
-    above = [need - held for need, held in zip(needs, left, strict=True)]
+    above = [need - used for need, used in zip(needs, left, strict=True)]
     reach = {"xerr": [[0.0] * len(stages), above], "capsize": 2, "linewidth": 0.8, "label": REACH}
     axes.errorbar(left, stages, fmt="none", ecolor="black", **reach)
     axes.axvline(memory.capacity_bytes / GIB, color="black", linewidth=1.5, label="usable")
@@ -139,7 +139,7 @@ def _over_time(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
     unit = unit_for(estimate.step_s, TIME)
     edges = [*(piece.start_s / unit.size for piece in found), found[-1].end_s / unit.size]
     for key, below, above in stacked(found, row, float(sum(memory.overhead_bytes))):
-        low, high = ([held / GIB for held in (*values, values[-1])] for values in (below, above))
+        low, high = ([value / GIB for value in (*values, values[-1])] for values in (below, above))
         axes.fill_between(edges, low, high, step="post", color=MEMORY[key], linewidth=0)
     axes.axhline(memory.capacity_bytes / GIB, color="black", linewidth=1.5)
     axes.set(xlim=(0.0, edges[-1]), ylim=(0.0, None), xlabel=f"time [{unit.name}]", ylabel="GiB")

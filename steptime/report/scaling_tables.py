@@ -37,9 +37,9 @@ def best_of_each(job: Job, found: Sequence[tuple[int, Search | str]]) -> Table:
         p, e = best.job.parallelism, best.estimate
         share = percent(e.throughput.tokens_per_s_per_device / base)
         axes = [p.tp, p.cp, p.pp, p.vpp, p.dp, best.job.data.microbatch_sz, best.job.zero_level]
-        held = f"{best.held_bytes / GIB:.1f}"
+        memory = f"{best.held_bytes / GIB:.1f}"
         mfu = percent(e.throughput.mfu).removesuffix(" %")
-        lines.append([f"{size:,}", seconds(e.step_s), share, mfu, held, *map(str, axes), recomputed(best)])
+        lines.append([f"{size:,}", seconds(e.step_s), share, mfu, memory, *map(str, axes), recomputed(best)])
     title = f"best layout of each size, gbs {job.data.gbs:,} x {job.data.seqlen:,}"
     return Table(title, _HEAD, lines, ["efficiency: tokens/s/device relative to the smallest size that fits"])
 
@@ -62,13 +62,13 @@ def lacks(one: Search) -> str:
 def best_rows(found: Sequence[tuple[int, Search | str]]) -> list[dict[str, Any]]:
     """The same as data."""
     base = _base(found)
-    made: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for size, one in found:
         best = one.best if isinstance(one, Search) else None
         if best is not None:
             share = best.estimate.throughput.tokens_per_s_per_device / base
-            made.append({"devices": size, "fits": True, "efficiency": share} | row(best))
+            rows.append({"devices": size, "fits": True, "efficiency": share} | row(best))
         else:
             why = one if isinstance(one, str) else lacks(one)
-            made.append({"devices": size, "fits": False, "efficiency": None, "why": why})
-    return made
+            rows.append({"devices": size, "fits": False, "efficiency": None, "why": why})
+    return rows

@@ -171,8 +171,8 @@ def _unstyled(part: Any) -> Any:
     if isinstance(part, str):
         return unstyled(part) if "\x1b" in part else part
     if isinstance(part, list | tuple):
-        made = [_unstyled(each) for each in part]
-        return type(part)(*made) if isinstance(part, FactList | Fact | Table) else made
+        parts = [_unstyled(each) for each in part]
+        return type(part)(*parts) if isinstance(part, FactList | Fact | Table) else parts
     return part
 
 

@@ -215,9 +215,9 @@ class _TraceStage:
     def memory(self, spans: list[ActionSpan]) -> Iterator[str]:
         """Counters: each action's peak at its start, and at its end the kept memory if the stage then waits."""
         yield self.counter(0, self.holds.first_gradients, 0.0, 0.0)
-        held = self.holds.actions([span.action for span in spans])
+        actions = self.holds.actions([span.action for span in spans])
         following = [_ns(span.start_s) for span in spans[1:]]
-        for span, of, then in zip(spans, held, [*following, -1], strict=True):
+        for span, of, then in zip(spans, actions, [*following, -1], strict=True):
             end = _ns(span.end_s)
             yield self.counter(_ns(span.start_s), of.gradients_bytes, of.activations_bytes, of.transient_bytes)
             if then != end:
@@ -238,9 +238,9 @@ class _TraceStage:
     def names(self) -> Iterator[str]:
         """Names and order of the process and its tracks."""
         chunks = range(len(self.timeline.timing.assembly.stages[self.stage]))
-        held = ", ".join(filter(None, [layer_range(self.timeline, self.stage, chunk) for chunk in chunks]))
+        layers = ", ".join(filter(None, [layer_range(self.timeline, self.stage, chunk) for chunk in chunks]))
         yield self.meta("process_name", 0, {"name": f"stage {self.stage}"})
-        yield self.meta("process_labels", 0, {"labels": held or "no layers"})
+        yield self.meta("process_labels", 0, {"labels": layers or "no layers"})
         yield self.meta("process_sort_index", 0, {"sort_index": self.stage})
         for track, lanes in self.free.items():
             for lane in range(len(lanes)):

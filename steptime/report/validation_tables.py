@@ -189,10 +189,10 @@ def _gpu_tables(summary: Summary) -> list[Table]:
         _gpu_table(", mixtures of experts by mechanism", summary["experts"], told),
         _gpu_table(", by GPU and container", summary["machines"]),
     ]
-    if apart := summary["apart"]:
-        numbered = {f"({i})": figures for i, figures in enumerate(apart.values(), 1)}
+    if separate := summary["apart"]:
+        numbered = {f"({i})": figures for i, figures in enumerate(separate.values(), 1)}
         found.append(
-            _gpu_table(", judged separately", numbered, tuple(f"({i}) {name}" for i, name in enumerate(apart, 1)))
+            _gpu_table(", judged separately", numbered, tuple(f"({i}) {name}" for i, name in enumerate(separate, 1)))
         )
     for words, key in (("worst rows, dense", "worst"), ("worst rows, experts, hybrid, latent", "worst_others")):
         worst = [[row["id"], row["split"], f"{100.0 * row['memory_error']:+.2f}"] for row in summary[key]]

@@ -93,18 +93,18 @@ def _distinct(actions: Sequence[Action], vpp: int, *, split: bool) -> list[State
 
     A backward for inputs only may leave more bytes than before, so in a split schedule each action counts.
     """
-    held, whole = [0] * vpp, [0] * vpp
+    in_flight, whole = [0] * vpp, [0] * vpp
     first: dict[tuple[ActionKind, int, tuple[int, ...], tuple[int, ...]], Action] = {}
     runs = [list(run) for _, run in groupby(actions, key=itemgetter(0, 2))]
     for same in [[one] for run in runs for one in run] if split else runs:
         kind, _, chunk = same[0]
         if kind == "F":
-            held[chunk] += len(same)
+            in_flight[chunk] += len(same)
             whole[chunk] += len(same)
-        first.setdefault((kind, chunk, tuple(held), tuple(whole)), same[-1] if kind == "F" else same[0])
+        first.setdefault((kind, chunk, tuple(in_flight), tuple(whole)), same[-1] if kind == "F" else same[0])
         whole[chunk] -= len(same) * (kind in "BI")
-        held[chunk] -= len(same) * (kind in "BW")
-    return [State(held, whole, action) for (_, _, held, whole), action in first.items()]
+        in_flight[chunk] -= len(same) * (kind in "BW")
+    return [State(in_flight, whole, action) for (_, _, in_flight, whole), action in first.items()]
 
 
 def _corners(found: list[State]) -> list[State]:
@@ -181,10 +181,10 @@ def stage_peak(
     most_saved: Num = 0.0
     worst = candidates[0].action
     known: dict[tuple[int, ...], Num] = {}
-    for held, whole, action in candidates:
-        counts = whole if late is None else whole + held
+    for in_flight, whole, action in candidates:
+        counts = whole if late is None else whole + in_flight
         if counts not in known:  # a third of them is distinct
-            known[counts] = sum(map(mul, whole, early)) + (sum(map(mul, held, late)) if late is not None else 0.0)
+            known[counts] = sum(map(mul, whole, early)) + (sum(map(mul, in_flight, late)) if late is not None else 0.0)
         saved = known[counts]
         total = saved + extra[action.kind][action.chunk]
         more = total > most

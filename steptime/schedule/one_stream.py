@@ -45,11 +45,11 @@ def _turns(actions: tuple[Action, ...], numbers: list[int]) -> list[int | None]:
 
     schedules.py, _add_unshard_reshard and _add_reduce_grad, which are there without FSDP too.
     """
-    turns, held = list[int | None](), frozenset[int]()
+    turns, gathered = list[int | None](), frozenset[int]()
     for step, number in zip(sharded_steps(actions, ahead=True, reshard=False), numbers, strict=True):
-        turns += [None] * (len(held - step.gathered_layers) + len(step.fetched))
+        turns += [None] * (len(gathered - step.gathered_layers) + len(step.fetched))
         turns += [number, None] if step.reduces else [number]
-        held = step.gathered_layers
+        gathered = step.gathered_layers
     return turns
 
 

@@ -38,7 +38,7 @@ class ShardedStep(NamedTuple):
     """It is the last action of its chunk: gradients are reduced after it, before the stage continues."""
 
 
-class _Held:
+class _Gathered:
     """Chunks whose parameters are gathered, updated action by action."""
 
     def __init__(self, actions: Sequence[Action]) -> None:
@@ -89,20 +89,20 @@ def sharded_steps(
             (stage.py, backward_one_chunk: "Skip the backward for the first stage").
     """
     run = [_as_run(action, first) for action in actions if (action.kind, action.chunk) != ("I", first)]
-    held, steps = _Held(run), list[ShardedStep]()
+    gathered, steps = _Gathered(run), list[ShardedStep]()
     for at, action in enumerate(run):
         kind, chunk = action.kind, action.chunk
-        fetched = held.fetch(at) if ahead else ()
-        gathers, roots = (kind != "W" and chunk not in those for those in (held.layers, held.roots))
-        reduces = at == held.last[chunk]
+        fetched = gathered.fetch(at) if ahead else ()
+        gathers, roots = (kind != "W" and chunk not in those for those in (gathered.layers, gathered.roots))
+        reduces = at == gathered.last[chunk]
         steps.append(
-            ShardedStep(action, fetched, gathers, roots, frozenset(held.layers), frozenset(held.roots), reduces)
+            ShardedStep(action, fetched, gathers, roots, frozenset(gathered.layers), frozenset(gathered.roots), reduces)
         )
         if kind != "W":
-            held.layers.add(chunk)
-            held.roots.add(chunk)
+            gathered.layers.add(chunk)
+            gathered.roots.add(chunk)
         if kind == "F" and reshard:
-            held.layers.discard(chunk)
+            gathered.layers.discard(chunk)
     return steps
 
 

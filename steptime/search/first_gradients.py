@@ -15,7 +15,7 @@ from steptime.memory.stages import PeakMoment, moments_of_first
 from steptime.search.pipeline import ChunkFigures, Chunks, Stages, counts_of
 from steptime.search.pipeline_states import AroundPipeline
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.stage_peaks import HeldCounts, PeakColumns, peak
+from steptime.search.stage_peaks import InFlightCounts, PeakColumns, peak
 
 
 def in_flight_after_warmup(stages: Stages, kind: int, microbatches: int) -> int | None:
@@ -89,7 +89,7 @@ def _of_count(figures: ChunkFigures, in_flight: int) -> PeakColumns:
     """The worst moment of a stage that holds this many micro-batches of its one chunk."""
     if not in_flight:
         return PeakColumns(0.0, 0.0)
-    return peak([figures], (HeldCounts((in_flight,), True, 0), HeldCounts((in_flight,), False, 0)))
+    return peak([figures], (InFlightCounts((in_flight,), True, 0), InFlightCounts((in_flight,), False, 0)))
 
 
 def _first(

@@ -15,7 +15,7 @@ from steptime.fsdp.collective_ranks import shard_group
 from steptime.fsdp.loss_in_pipeline import by_micro_batch
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.pipeline_chunks import ABSENT, ShardedChunk, in_buffer
-from steptime.fsdp.pipeline_memory import Situation, StageHeld, fetches_ahead, situations
+from steptime.fsdp.pipeline_memory import ShardedStage, Situation, fetches_ahead, situations
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, chunk_seconds
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -112,13 +112,13 @@ class FsdpChunks:
         return [known[tuple(map(id, same))] for same in zip(*every, strict=True)]
 
     @cached_property
-    def stage_walks(self) -> list[StageHeld]:
+    def stage_walks(self) -> list[ShardedStage]:
         """What each kind of stage holds."""
         gradients = self.view.software.state_bytes.gradients
         to_come = [[gradients * mine.sharded for mine in of.chunks] for of in self.ends.stages]
         microbatches = self.pipes.grid.gbs // (self.rows.dp * self.rows.microbatch_sz)
         return [
-            StageHeld(chunks, mine, microbatches) for chunks, mine in zip(self._each(self.of), to_come, strict=True)
+            ShardedStage(chunks, mine, microbatches) for chunks, mine in zip(self._each(self.of), to_come, strict=True)
         ]
 
     def _each(self, make: Callable[[Chunk, ChunkGroups], Made]) -> list[list[Made]]:
@@ -225,10 +225,10 @@ def worst_situations(
     for actions in stages_that_differ(order(*shape, *step), mine):
         steps = sharded_steps(tuple(actions), ahead=ahead, reshard=reshard)
         for one in situations(steps, shape[2]):
-            held = [0] * len(like)
+            in_flight = [0] * len(like)
             for chunk, count in zip(like, one.during.whole, strict=True):
-                held[chunk] += count
-            most.setdefault(_sort(one, like), {}).setdefault(tuple(held), one)
+                in_flight[chunk] += count
+            most.setdefault(_sort(one, like), {}).setdefault(tuple(in_flight), one)
     return [sort[counts] for sort in most.values() for counts in largest(sorted(sort, reverse=True))]
 
 

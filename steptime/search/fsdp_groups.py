@@ -116,7 +116,7 @@ def ends(job: Job, stages: Stages, shardings: Sequence[WeightSharding], devices:
 
 
 def _ends(assembly: Assembly) -> Ends:
-    priced, held = pricing(assembly.job), []
+    priced, stages = pricing(assembly.job), []
     known: dict[tuple[object, ...], ChunkGroups] = {}
     for kind, (chunks, state) in enumerate(zip(assembly.stages, fsdp.states(assembly), strict=True)):
         keys = list(map(contents, chunks))
@@ -125,5 +125,7 @@ def _ends(assembly: Assembly) -> Ends:
         bytes_ = state.params_bytes, state.gradients_bytes, state.optimizer_bytes, state.owned, state.update_bytes
         partial = partial_gradients(assembly, kind, one_by_one=True)
         tensors = partial.calls / assembly.job.microbatches
-        held.append(StageGroups(*bytes_, tuple(known[key] for key in keys), tensors, partial.bytes))
-    return Ends(tuple(held), optimizer_step(assembly, priced.context).time_s, embedding_reduce(assembly, priced).time_s)
+        stages.append(StageGroups(*bytes_, tuple(known[key] for key in keys), tensors, partial.bytes))
+    return Ends(
+        tuple(stages), optimizer_step(assembly, priced.context).time_s, embedding_reduce(assembly, priced).time_s
+    )

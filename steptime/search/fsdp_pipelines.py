@@ -114,9 +114,9 @@ class FsdpPipelines(Pipelines):
                 gradients = of.gradients - to_come
                 fixed = of.params + gradients + of.optimizer + (buffers.staying + buffers.moving + at_peak(copies))
                 pools = StreamPools(to_come, maximum(passing, updating), 0.0) if pooled else None
-                held = reserved_bytes(fixed, moving, pools, expandable=expandable)
+                peak = reserved_bytes(fixed, moving, pools, expandable=expandable)
                 allocated[:, mine] = maximum(allocated, fixed + moving)[:, mine]
-                reserved[:, mine] = maximum(reserved, held)[:, mine]
+                reserved[:, mine] = maximum(reserved, peak)[:, mine]
         return allocated, reserved
 
     def walk(self, block: Block, chunks: FsdpChunks, share: Share | None) -> None:

@@ -33,16 +33,16 @@ def oversized(zeros: Mapping[int, Job], grid: Grid, weights: ShardedWeights) -> 
     import numpy as np
 
     legal, mine, at = legal_shardings(grid)
-    held = np.zeros(len(grid.splits))
-    held[legal] = weights.layer_params(mine)[at] / grid.columns["pp"][legal]
+    layer_params = np.zeros(len(grid.splits))
+    layer_params[legal] = weights.layer_params(mine)[at] / grid.columns["pp"][legal]
     found = {}
     for zero, job in zeros.items():
         if fsdp.applies(job):  # which shards its parameters
-            found[zero] = np.zeros_like(held, dtype=bool)
+            found[zero] = np.zeros_like(layer_params, dtype=bool)
             continue
         size = job.software.state_bytes
         each = min(size.params, 1.0) + (size.gradients if zero < 2 else 0.0)
-        found[zero] = held * each > TIMES * job.machine.accelerator.usable_memory_bytes
+        found[zero] = layer_params * each > TIMES * job.machine.accelerator.usable_memory_bytes
     return found
 
 

@@ -104,16 +104,16 @@ class PartColumns(KeyRows):
         """
 
         def time(part: Part, of: PartFigures) -> PartTime:
-            again = modules if part in self.assembly.kinds else in_head if part is self.assembly.head else NO_MODULES
-            at = 1 + self.module_sets.index(again) if again else 0
-            replay = of.replay_s[at - 1] if again else 0.0
+            replays = modules if part in self.assembly.kinds else in_head if part is self.assembly.head else NO_MODULES
+            at = 1 + self.module_sets.index(replays) if replays else 0
+            replay = of.replay_s[at - 1] if replays else 0.0
             sent = -1 if whole and part in self.assembly.kinds else at
             forward_s, backward_s = of.copied_s[sent] if of.copied_s else (of.forward_s, of.backward_s)
             backward = Work(memory_s=backward_s, weight_s=of.weight_s)
             return PartTime(Work(memory_s=forward_s), backward, Work(memory_s=replay))
 
-        again = {part: Work(memory_s=self.of[part].whole_replay_s) for part in self.assembly.kinds}
-        return PartTimes(self.assembly, {part: time(part, of) for part, of in self.of.items()}, again)
+        replays = {part: Work(memory_s=self.of[part].whole_replay_s) for part in self.assembly.kinds}
+        return PartTimes(self.assembly, {part: time(part, of) for part, of in self.of.items()}, replays)
 
 
 def extents(columns: Sequence[Any]) -> list[int]:
@@ -234,6 +234,6 @@ def _parts(
 
 def _part(part: Part, of: PartFigures, tp: Any) -> Part:
     """A part whose input and parameters have columns over all rows."""
-    made = Part(part.kind, part.ops, Tensor(part.x.name, of.x, part.x.itemsize), part.out, tp, part.model)
-    vars(made)["n_params"] = of.n_params
-    return made
+    found = Part(part.kind, part.ops, Tensor(part.x.name, of.x, part.x.itemsize), part.out, tp, part.model)
+    vars(found)["n_params"] = of.n_params
+    return found

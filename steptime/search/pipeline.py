@@ -69,15 +69,15 @@ def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
     counts = layers_per_chunk(found)
     chunks = chunks_of(tuple(assembly.runs), counts, placement(schedule, pp, vpp))
     kinds: dict[tuple[object, ...], list[int]] = {}
-    held = stages_of(chunks, pp)
-    for stage, mine in enumerate(held):
+    by_stage = stages_of(chunks, pp)
+    for stage, mine in enumerate(by_stage):
         kinds.setdefault(tuple((*contents(c), c.depth == 0) for c in mine), []).append(stage)
     of = tuple(map(tuple, kinds.values()))
     return Stages(
         schedule,
         pp,
         vpp,
-        tuple(tuple(held[mine[0]]) for mine in of),
+        tuple(tuple(by_stage[mine[0]]) for mine in of),
         of,
         max(counts),
         found.schedule_said,

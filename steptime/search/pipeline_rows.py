@@ -59,5 +59,5 @@ def legal_rows(grid: Grid, zero: int, schedule: str | None, rows: LayoutRows) ->
     """Which of the rows of a pipeline can run under a ZeRO level."""
     import numpy as np
 
-    without, beside = (grid.can_run(rows.at, schedule, {zero}, sp=sp) for sp in (False, True))
-    return np.where(rows.sp, beside, without)
+    without, with_sp = (grid.can_run(rows.at, schedule, {zero}, sp=sp) for sp in (False, True))
+    return np.where(rows.sp, with_sp, without)

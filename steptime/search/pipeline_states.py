@@ -143,7 +143,7 @@ def _states_and_buckets(assembly: Assembly, size: int, priced: Pricing) -> tuple
     """What one family of shardings holds and does, and the buckets of each kind of stage, chunk by chunk."""
     known: dict[tuple[object, ...], Cut] = {}
     rests: dict[tuple[object, ...], Num] = {}
-    held, cuts = [], []
+    stages, cuts = [], []
     for kind, chunks in enumerate(assembly.stages):
         keys = [(*contents(chunk), chunk.depth == 0) for chunk in chunks]
         for key, chunk in zip(keys, chunks, strict=True):
@@ -155,13 +155,13 @@ def _states_and_buckets(assembly: Assembly, size: int, priced: Pricing) -> tuple
         partial = partial_gradients(assembly, kind, one_by_one=False).bytes
         bytes_ = of.params_bytes, of.gradients_bytes, of.optimizer_bytes
         local = 1.0 * sum([assembly.local_params(chunk) for chunk in chunks])
-        beside = dummy_wgrad_bytes(assembly, kind), sum([rests[key] for key in keys]), partial, local
-        held.append(StageStates(*bytes_, of.owned, of.update_bytes, of.kept_masters, of.gathered_itemsize, *beside))
+        extras = dummy_wgrad_bytes(assembly, kind), sum([rests[key] for key in keys]), partial, local
+        stages.append(StageStates(*bytes_, of.owned, of.update_bytes, of.kept_masters, of.gathered_itemsize, *extras))
         cuts.append(mine)
     over_tp = {**priced.context.groups, "tp": group(assembly.job.parallelism, "tp", n_dcs=priced.n_dcs)}
     update = optimizer_step(assembly, replace(priced.context, groups=over_tp))
     reduced = embedding_reduce(assembly, priced).time_s
-    return PipelineStates(tuple(held), update.time_s, reduced, update.in_turn), cuts
+    return PipelineStates(tuple(stages), update.time_s, reduced, update.in_turn), cuts
 
 
 def _together(cuts: Sequence[Cut], places: Sequence[Any], known: dict[tuple[int, ...], Cut]) -> Cut:

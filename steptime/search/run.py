@@ -169,12 +169,12 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
             _note_nearest(result, plan, extra, block)
     if fitting:
         choice, row = np.nonzero(fits)
-        step, held = block.step_s[choice, row], block.needed_bytes[choice, row]
+        step, memory = block.step_s[choice, row], block.needed_bytes[choice, row]
         tokens = block.gbs * plan.data.seqlen
         objective = result.asked.objective
-        value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
+        value = memory if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
         kept = block._replace(step_s=None, allocated_bytes=None, reserved_bytes=None, legal=None)
-        result.found.append(FoundLayouts(kept, plan, extra, choice, row, value, step, held))
+        result.found.append(FoundLayouts(kept, plan, extra, choice, row, value, step, memory))
 
 
 def _nothing_near(result: Search) -> bool:

@@ -148,10 +148,10 @@ class Search:
         if not self.found:
             empty = np.zeros(0)
             return empty, empty, np.zeros((0, 2), dtype=int)
-        value, held = (np.concatenate([getattr(of, n) for of in self.found]) for n in ("value", "held_bytes"))
+        value, memory = (np.concatenate([getattr(of, n) for of in self.found]) for n in ("value", "held_bytes"))
         sizes = [len(of.row) for of in self.found]
         place = [np.stack([np.full(size, i), np.arange(size)], axis=-1) for i, size in enumerate(sizes)]
-        return value, held, np.concatenate(place)
+        return value, memory, np.concatenate(place)
 
     @property
     def several_schedules(self) -> bool:
@@ -216,8 +216,8 @@ class Search:
 
     @cached_property
     def _corners(self) -> Any:
-        value, held, _ = self._places
-        return corners(value, held)
+        value, memory, _ = self._places
+        return corners(value, memory)
 
     @property
     def front_size(self) -> int:
@@ -251,14 +251,14 @@ class Search:
         best = self.best
         if best is None or self.asked.objective == "memory":
             return 0, None
-        value, held, places = self._places
+        value, memory, places = self._places
         plans = {id(of.plan): of.plan for of in self.found}  # one for each value of `over`
         within = {key: exp(tied_within(best.job, plan)) for key, plan in plans.items()}
         ends = [best.value * within[id(of.plan)] for of in self.found]
         rows = np.flatnonzero(value <= np.repeat(ends, [len(of.row) for of in self.found]))
         if rows.size < 2:
             return max(0, rows.size - 1), None
-        order = rows[np.argsort(held[rows], kind="stable")[:20]]
+        order = rows[np.argsort(memory[rows], kind="stable")[:20]]
         return rows.size - 1, next((x for i in order if (x := self.estimated(places[i])) is not None), None)
 
     def to_frame(self) -> Any:

@@ -192,9 +192,9 @@ def _best_layouts(job: Job) -> BestLayouts | None:
 
 def _memory(given: Estimate, best: BestLayouts) -> Gain:
     """More memory, which changes no step of the job's own layout but may let a faster one fit."""
-    held = f"{given.job.machine.accelerator.usable_memory_bytes / 2**30:,.1f} GiB usable"
+    usable = f"{given.job.machine.accelerator.usable_memory_bytes / 2**30:,.1f} GiB usable"
     steps = f"{best.with_more_memory_s:.4g} s with 10 % more, {best.step_s:.4g} s without"
-    return Gain("memory size", held, given.step_s, 0.0, f"this layout takes the same; the best layouts take {steps}")
+    return Gain("memory size", usable, given.step_s, 0.0, f"this layout takes the same; the best layouts take {steps}")
 
 
 _TIERS = {"tp_comm": 0, "cp_comm": -1, "pp_comm": -1, "dp_comm": -1, "ep_comm": -1, "embedding_comm": -1}

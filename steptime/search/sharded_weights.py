@@ -98,7 +98,7 @@ def whole(job: Job, shardings: Sequence[WeightSharding]) -> Assembly:
     import numpy as np
 
     view = Candidates(job, **columns(shardings))
-    places, made = zip(*((which, Assembly(group.as_job)) for which, group in view.alike_parts()), strict=True)
+    places, found = zip(*((which, Assembly(group.as_job)) for which, group in view.alike_parts()), strict=True)
 
     def join(same: Sequence[Num]) -> Num:
         if not any(map(is_column, same)) and len(set(same)) == 1:
@@ -108,7 +108,7 @@ def whole(job: Job, shardings: Sequence[WeightSharding]) -> Assembly:
             column[where] = values
         return float(column[0]) if (column == column[0]).all() else column
 
-    return joined(made, join)
+    return joined(found, join)
 
 
 def joined(assemblies: Sequence[Assembly], join: Callable[[Sequence[Num]], Num]) -> Assembly:
@@ -126,14 +126,16 @@ def _joined_part(same: Sequence[Part], join: Callable[[Sequence[Num]], Num]) -> 
     for alike in zip(*(part.params for part in same), strict=True):
         shape = tuple(join(extents) for extents in zip(*(p.shape for p in alike), strict=True))
         renewed[id(alike[0])] = alike[0]._replace(shape=shape)
-    made = Part(first.kind, first.ops, first.x, first.out, tp, first.model, experts)
-    held = [join([p.elements for p in alike]) for alike in zip(*(part.registered_params for part in same), strict=True)]
+    found = Part(first.kind, first.ops, first.x, first.out, tp, first.model, experts)
+    elements = [
+        join([p.elements for p in alike]) for alike in zip(*(part.registered_params for part in same), strict=True)
+    ]
     own = [join([p.tensors for p in alike]) for alike in zip(*(part.registered_params for part in same), strict=True)]
-    alike_params = zip(first.registered_params, held, own, strict=True)
+    alike_params = zip(first.registered_params, elements, own, strict=True)
     registered = LocalParams([LocalParam(renewed[id(p.param)], n, tensors) for p, n, tensors in alike_params])
     quantized = join([part.n_quantized for part in same])
-    vars(made).update(params=list(renewed.values()), registered_params=registered, n_quantized=quantized)
-    return made
+    vars(found).update(params=list(renewed.values()), registered_params=registered, n_quantized=quantized)
+    return found
 
 
 def _moved(chunk: Chunk, part: Mapping[Part, Part]) -> Chunk:

@@ -21,7 +21,7 @@ class PeakColumns(NamedTuple):
     transient: Num
 
 
-class HeldCounts(NamedTuple):
+class InFlightCounts(NamedTuple):
     """One moment of a stage: micro-batches held of each chunk, and the running chunk."""
 
     in_flight: tuple[int, ...]
@@ -29,12 +29,12 @@ class HeldCounts(NamedTuple):
     chunk: int
 
 
-def moments(stages: Stages, kind: int, microbatches: int) -> tuple[HeldCounts, ...]:
+def moments(stages: Stages, kind: int, microbatches: int) -> tuple[InFlightCounts, ...]:
     """The moments of a stage that could hold the most, whatever its chunks weigh, as long as alike chunks weigh alike."""
     if stages.vpp == 1:  # 1F1B has min(pp - stage, m) in flight, GPipe all
         most = microbatches if stages.schedule == "gpipe" else stages.pp - stages.first[kind]
-        held = (min(most, microbatches),)
-        return (HeldCounts(held, True, 0), HeldCounts(held, False, 0))
+        in_flight = (min(most, microbatches),)
+        return (InFlightCounts(in_flight, True, 0), InFlightCounts(in_flight, False, 0))
     group = default_group(stages.pp, microbatches)
     short, period, _ = shortened(stages.schedule, stages.pp, stages.vpp, microbatches, group, 1)
     return worst_moments(stages.pp - 1 - stages.first[kind], short, period or group, alike(stages, kind))
@@ -42,12 +42,12 @@ def moments(stages: Stages, kind: int, microbatches: int) -> tuple[HeldCounts, .
 
 def alike(stages: Stages, kind: int) -> tuple[int, ...]:
     """For each chunk of a stage the first equal one."""
-    made = list(map(contents, stages.chunks[kind]))
-    return tuple(made.index(one) for one in made)
+    sorts = list(map(contents, stages.chunks[kind]))
+    return tuple(sorts.index(one) for one in sorts)
 
 
 @lru_cache(maxsize=4096)
-def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, ...]) -> tuple[HeldCounts, ...]:
+def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, ...]) -> tuple[InFlightCounts, ...]:
     """Of an interleaved stage with `behind` stages after it, the moments that no other one outweighs.
 
     That is with at most as many of every sort of chunk, acting alike. The order is that of `schedule.orders`: warm-up, pairs of
@@ -62,18 +62,18 @@ def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, 
         for _ in range(min(group, microbatches - first))
     ]
     warmup = min(2 * behind + (vpp - 1) * group, len(table))
-    held, seen = [0] * vpp, dict[tuple[bool, int], set[tuple[int, ...]]]()
+    in_flight, seen = [0] * vpp, dict[tuple[bool, int], set[tuple[int, ...]]]()
     for k in range(len(table) + warmup):
         if k < len(table):
             chunk = alike[table[k]]
-            held[chunk] += 1
-            seen.setdefault((True, chunk), set()).add(tuple(held))
+            in_flight[chunk] += 1
+            seen.setdefault((True, chunk), set()).add(tuple(in_flight))
         if k >= warmup:
             chunk = alike[vpp - 1 - table[k - warmup]]
-            seen.setdefault((False, chunk), set()).add(tuple(held))
-            held[chunk] -= 1
+            seen.setdefault((False, chunk), set()).add(tuple(in_flight))
+            in_flight[chunk] -= 1
     ordered = {acts: sorted(found, key=lambda counts: (-sum(counts), counts)) for acts, found in seen.items()}
-    return tuple(HeldCounts(one, *acts) for acts, found in ordered.items() for one in largest(found))
+    return tuple(InFlightCounts(one, *acts) for acts, found in ordered.items() for one in largest(found))
 
 
 def largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -85,13 +85,13 @@ def largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return kept
 
 
-def peak(chunk_figures: Sequence[ChunkFigures], found: Sequence[HeldCounts]) -> PeakColumns:
+def peak(chunk_figures: Sequence[ChunkFigures], found: Sequence[InFlightCounts]) -> PeakColumns:
     """The worst of some moments of a stage whose chunks are `chunk_figures`."""
     worst: Num = None
     saved_then: Num = None
-    for held, forward, chunk in found:
+    for in_flight, forward, chunk in found:
         saved: Num = 0.0
-        for count, figures in zip(held, chunk_figures, strict=True):
+        for count, figures in zip(in_flight, chunk_figures, strict=True):
             if count:
                 saved = saved + count * figures.saved
         total = saved + (chunk_figures[chunk].forward_extra if forward else chunk_figures[chunk].backward_extra)
@@ -121,8 +121,8 @@ def in_order(stages: Stages, kind: int, chunk_figures: Sequence[ChunkFigures], m
         every = states(stages.schedule, stages.pp, stages.vpp, m)
         for one in {tuple(every[stage]) for stage in stages.of[kind]}:
             worst = stage_peak(one, early, late, extra)
-            held = worst.saved_bytes + (worst.bytes - worst.saved_bytes)
-            found[:, rows] = maximum(found[:, rows], held)
+            in_flight = worst.saved_bytes + (worst.bytes - worst.saved_bytes)
+            found[:, rows] = maximum(found[:, rows], in_flight)
     return PeakColumns(found, 0.0)
 
 
@@ -133,7 +133,7 @@ def peaks(stages: Stages, kind: int, chunk_figures: Sequence[ChunkFigures], micr
     if stages.schedule not in {"1f1b", "interleaved"} and (stages.split or stages.vpp > 1):
         return in_order(stages, kind, chunk_figures, microbatches)
 
-    sorts: dict[tuple[HeldCounts, ...], list[Any]] = {}
+    sorts: dict[tuple[InFlightCounts, ...], list[Any]] = {}
     for m in counts_of(microbatches):
         sorts.setdefault(moments(stages, kind, m), []).append(m)
     if len(sorts) == 1:

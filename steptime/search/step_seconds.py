@@ -77,13 +77,13 @@ def sends(stages: Stages, whole: Job, priced: Pricing, sent: Any, tp: Any, sp: A
         longest = maximum(longest, seconds)
     wrap = send_s(whole, priced, group(p, "embedding", n_dcs=n_dcs), sent, tp, sp)
     around = [(stages.vpp - 1.0) * wrap, *(stages.vpp * seconds for seconds in each), (stages.vpp - 1.0) * wrap]
-    held = []
+    stage_s = []
     for mine in stages.of:
         most: Num = 0.0
         for pair_s in {(id(around[s]), id(around[s + 1])): (around[s], around[s + 1]) for s in mine}.values():
             most = maximum(most, pair_s[0] + pair_s[1])
-        held.append(most)
-    return Sends(each, total, longest, wrap, held)
+        stage_s.append(most)
+    return Sends(each, total, longest, wrap, stage_s)
 
 
 def send_s(job: Job, priced: Pricing, pair: Group, sent: Any, tp: Any, sp: Any) -> Num:

@@ -44,20 +44,20 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
     # A slot per action, stage by stage, one more after each stage that never runs; slot 0 has run.
     first = np.cumsum([1, *(len(actions) + 1 for actions in orders)])
     never = int(first[-1])
-    made = np.zeros((pp, len(inputs[0]) * microbatches), dtype=int)
+    ends = np.zeros((pp, len(inputs[0]) * microbatches), dtype=int)
     coded = []
     for stage, listed in enumerate(codes_of(orders, found.kinds, vpp, microbatches)):
         codes = np.array(listed)
         blocks = codes // microbatches
         slots = first[stage] + np.arange(len(listed))
-        made[stage, codes + np.array([one.known_as for one in inputs[stage]])[blocks]] = slots
+        ends[stage, codes + np.array([one.known_as for one in inputs[stage]])[blocks]] = slots
         if found.pairs:
             partners = partners_of(listed, orders[stage])
             later = {code: slot for code, slot in zip(listed, slots.tolist(), strict=True) if code in partners}
             for code, partner in partners.items():
-                made[stage, code] = max(later[code], later[partner])
+                ends[stage, code] = max(later[code], later[partner])
         coded.append((blocks, codes))
-    source, cost, send = _inputs(inputs, coded, made, first)
+    source, cost, send = _inputs(inputs, coded, ends, first)
     level = np.array(_levels(source.tolist(), first.tolist()))
     if int((level > 0).sum()) != sum(map(len, orders)):
         raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
@@ -65,10 +65,10 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
     number = np.zeros(never + 1, dtype=int)
     number[slots] = np.arange(pp, pp + slots.size).reshape(slots.shape)
     number[never] = 0
-    made_by = number[source[slots]]
-    depth = 1 + int((np.arange(1, 1 + len(slots))[:, None] - made_by // pp).max(where=made_by > 0, initial=1))
+    ended_by = number[source[slots]]
+    depth = 1 + int((np.arange(1, 1 + len(slots))[:, None] - ended_by // pp).max(where=ended_by > 0, initial=1))
     return Levels(
-        np.where(made_by > 0, 1 + made_by % (depth * pp), 0),
+        np.where(ended_by > 0, 1 + ended_by % (depth * pp), 0),
         cost[slots],
         send[slots],
         depth,
@@ -110,8 +110,8 @@ def _levels(source: list[int], first: list[int]) -> list[int]:
         for stage in sweep:
             slot = now[stage]
             before = level[slot - 1]
-            while (made := level[source[slot]]) >= 0:
-                before = 1 + (made if made > before else before)  # noqa: FURB136  (max() takes twice as long)
+            while (needed := level[source[slot]]) >= 0:
+                before = 1 + (needed if needed > before else before)  # noqa: FURB136  (max() takes twice as long)
                 level[slot] = before
                 slot += 1
             moved |= slot > now[stage]

@@ -52,8 +52,8 @@ def sums_s(job: Job, in_turn: Num, n: Num, backward_s: Num, device_bytes_per_s: 
         return SumCopies()
     down = in_turn * summed / link
     both = down + in_turn * (summed / link + 3.0 * summed / device_bytes_per_s)
-    beside = 0.0 if job.software.overlap.dp is False else backward_s
-    first, middle = maximum(0.0, down - beside), maximum(0.0, both - beside)
+    overlapping_s = 0.0 if job.software.overlap.dp is False else backward_s
+    first, middle = maximum(0.0, down - overlapping_s), maximum(0.0, both - overlapping_s)
     several = 1.0 * (n > 1)
     return SumCopies(several * (down + (n - 1.0) * both), several * (first + (n - 2.0) * middle + both))
 

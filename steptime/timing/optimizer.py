@@ -45,8 +45,8 @@ def device_bytes_per_param(job: Job, moments: Num) -> Num:
     if states.optimizer == "adafactor":
         return adafactor_bytes_per_param(size)
     read = 0.0 if states.master_dtype == "fp32" else size.params
-    beside = MUON_BYTES if states.optimizer in {"muon", "dist_muon"} else 0.0
-    return size.gradients + read + 2.0 * size.master + 2.0 * moments + size.params + beside
+    muon = MUON_BYTES if states.optimizer in {"muon", "dist_muon"} else 0.0
+    return size.gradients + read + 2.0 * size.master + 2.0 * moments + size.params + muon
 
 
 def foreach_bytes_per_param(size: StateBytes) -> float:
@@ -155,12 +155,12 @@ def optimizer_step(assembly: Assembly, context: Context, backward_s: Num | None 
     most, quantized = assembly.once(most_updated)
     kept = most.owned if job.zero_level >= 2 else most.on_device
     params = [assembly.stage_params[stage] for stage in set(assembly.first_alike)]
-    launched = reduce(maximum, [launches_s(job, held) for held in params])
+    launched = reduce(maximum, [launches_s(job, counted) for counted in params])
     update = maximum(update_s(job, most.owned, kept, most.moments, bytes_per_s), launched)
-    orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
-    beside_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s
+    orthogonal = reduce(maximum, [orthogonalize_s(job, counted, context) for counted in params])
+    update_alone_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s
     in_turn = elements_in_turn(assembly, most.owned) if follows_buckets(job) else None
-    host = host_update(job, most.owned, most.tensors, beside_s, bytes_per_s, in_turn)
+    host = host_update(job, most.owned, most.tensors, update_alone_s, bytes_per_s, in_turn)
     if in_turn is not None and backward_s is not None:
         sums = sums_s(job, in_turn, job.microbatches, backward_s, bytes_per_s)
         host = host._replace(down_s=host.down_s + sums.copied_s, copied_s=host.copied_s + sums.exposed_s)

@@ -249,12 +249,12 @@ def gap_layers(assembly: Assembly, part: Part) -> float:
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     """The forward of a layer run again: all of it, or up to the last tensor that backward needs."""
     ops = part.ops
-    again = replayed(ops, 0, len(ops) - 1, stops_early=context.software.activations.recompute_stops_early)
+    rerun = replayed(ops, 0, len(ops) - 1, stops_early=context.software.activations.recompute_stops_early)
     passes = [compute.forward(op, context.rates, part.sizes) for op in ops]
-    work = forward_work(ops, passes, context, again)
-    work.launch_s = (times.forward.launch_s - times.forward.host_s) * len(again) / len(ops)
-    work.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
-    nodes = forward_nodes(ops, context.software.timing, again, context.tp, sharded=context.sharded)
+    work = forward_work(ops, passes, context, rerun)
+    work.launch_s = (times.forward.launch_s - times.forward.host_s) * len(rerun) / len(ops)
+    work.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, rerun)
+    nodes = forward_nodes(ops, context.software.timing, rerun, context.tp, sharded=context.sharded)
     wait_for_host(work, context.software, context.tp, nodes)
     return work
 

@@ -175,15 +175,15 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
     p, n_dcs = assembly.job.parallelism, priced.n_dcs
     if p.pp == 1:
         return []
-    inner, apart = priced.context.tiers[:-1], group(p, "pp", stage=1, n_dcs=n_dcs).first
+    inner, distance = priced.context.tiers[:-1], group(p, "pp", stage=1, n_dcs=n_dcs).first
     around = send(assembly, priced, group(p, "embedding", n_dcs=n_dcs))
-    if not any(apart % tier.size for tier in inner):  # every stage fills whole domains
+    if not any(distance % tier.size for tier in inner):  # every stage fills whole domains
         return [*[send(assembly, priced, group(p, "pp", n_dcs=n_dcs))] * (p.pp - 1), around]
     known: dict[tuple[Num, ...], CommCost] = {}
 
     def cost(stage: int) -> CommCost:
         """Computed once for all pairs with the same position in the domains of every tier."""
-        at = tuple([stage * apart % tier.size for tier in inner])
+        at = tuple([stage * distance % tier.size for tier in inner])
         if at not in known:
             known[at] = send(assembly, priced, group(p, "pp", stage=stage, n_dcs=n_dcs))
         return known[at]
@@ -268,10 +268,10 @@ def layer_replays_s(parts: PartTimes, chunk: Chunk) -> dict[Part, float]:
     counts: dict[Part, int] = {}
     for part, count in chunk.runs:
         counts[part] = counts.get(part, 0) + count
-    again = dict.fromkeys(counts, 0.0)
+    replay_s = dict.fromkeys(counts, 0.0)
     for times, part, work in parts.replays(chunk):
-        again[part] += times * work.seconds
-    return {part: seconds / counts[part] for part, seconds in again.items()}
+        replay_s[part] += times * work.seconds
+    return {part: seconds / counts[part] for part, seconds in replay_s.items()}
 
 
 def embedding_reduce(assembly: Assembly, priced: Pricing) -> Reduce:

@@ -213,17 +213,17 @@ def allocator_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: 
     measured = row.number("allocated_bytes"), row.number("first_iteration_peak_bytes")
     states, first = measured
     resumed = "_2nd@" in row.id
-    apart = RESUMED if resumed else "" if row.text("n_gpus") else INFERRED
+    why = RESUMED if resumed else "" if row.text("n_gpus") else INFERRED
     if row.id.startswith(f"{SINGLE}/"):
-        apart = SINGLE_STEP
+        why = SINGLE_STEP
     for one in records()["copies"]:
         here = one["test"] in row.id and row.text("gpu").startswith(one["gpu"])
         if here and row.number("peak_allocated_bytes") in one["peaks"]:
-            apart = records()["why"][one["why"]]
-    if not apart and job.software.kernels.loss_impl == "native" and first == row.number("peak_allocated_bytes"):
-        apart = COMPILED
+            why = records()["why"][one["why"]]
+    if not why and job.software.kernels.loss_impl == "native" and first == row.number("peak_allocated_bytes"):
+        why = COMPILED
     return AllocatorMemory(
-        None if states is None or apart == INFERRED else (states, persisting),
+        None if states is None or why == INFERRED else (states, persisting),
         None if first is None or resumed else (first, first_peak),
-        apart,
+        why,
     )

@@ -121,8 +121,8 @@ def near_80(lines: Iterable[Mapping[str, Any]]) -> Near80:
     >>> near_80([{"what": "a", "split": "test", "series": 9, "covered": 0.78, "error": 0.05}])
     Near80(near=1, slices=1, expected=0.6826894921370859)
     """
-    apart = {"all", OTHER_READINGS, *GROUPS}
-    slices = [x for x in lines if x["split"] == "test" and x["what"] not in apart and x["series"] > 1]
+    groups = {"all", OTHER_READINGS, *GROUPS}
+    slices = [x for x in lines if x["split"] == "test" and x["what"] not in groups and x["series"] > 1]
     near = sum(0.75 <= x["covered"] <= 0.85 for x in slices)
     return Near80(near, len(slices), sum(erf(0.05 / (x["error"] * sqrt(2.0))) if x["error"] else 1.0 for x in slices))
 

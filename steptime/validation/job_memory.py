@@ -37,11 +37,11 @@ def figures(errors: Sequence[float]) -> dict[str, Any]:
 
 def of_rows(rows: Sequence[Judgement]) -> dict[str, Any]:
     """Errors of the persisting bytes, of the peak and of the first step's peak."""
-    held = [j.allocator for j in rows if j.allocator is not None]
+    readings = [j.allocator for j in rows if j.allocator is not None]
     return {
-        "persisting": figures([_error(found) for item in held if (found := item.persisting)]),
+        "persisting": figures([_error(found) for item in readings if (found := item.persisting)]),
         "peak": figures([error for j in rows if (error := j.memory_error) is not None]),
-        "first_peak": figures([_error(found) for item in held if (found := item.first_peak)]),
+        "first_peak": figures([_error(found) for item in readings if (found := item.first_peak)]),
     }
 
 

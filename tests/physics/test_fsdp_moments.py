@@ -19,7 +19,7 @@ from steptime.fsdp.ends import GatheredEnds
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped, backward, forward
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
-from steptime.fsdp.pipeline_memory import Outstanding, Situation, StageHeld
+from steptime.fsdp.pipeline_memory import Outstanding, ShardedStage, Situation
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
@@ -371,7 +371,7 @@ def test_another_chunk_waits_beside_an_action_and_its_reduction(reduces):
     """
     one = replace(first_chunk(), root=ROOT._replace(reduce_input=1_000_000.0))
     other = replace(first_chunk(), root=ROOT._replace(unsharded=500_000.0))
-    held = StageHeld([one, other], [400.0, 700.0])
+    held = ShardedStage([one, other], [400.0, 700.0])
     before, after = Outstanding((0, 1), (0, 0), (True, True)), Outstanding((0, 1), (0, 0), (not reduces, True))
     summed, both = Gradients(summed=True), frozenset({0, 1})
     passing = Passing("B", fetched=False, gathered=True, roots=False, gradients=summed)

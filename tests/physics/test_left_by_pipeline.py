@@ -13,7 +13,7 @@ from __future__ import annotations
 import pytest
 
 from steptime.answer.result import estimate
-from steptime.fsdp.pipeline_memory import Outstanding, StageHeld, shards, stage_chunks
+from steptime.fsdp.pipeline_memory import Outstanding, ShardedStage, shards, stage_chunks
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 
@@ -40,10 +40,10 @@ def job(software: str = "torchtitan@0.1") -> Job:
     )
 
 
-def stage(at: int, software: str = "torchtitan@0.1") -> StageHeld:
+def stage(at: int, software: str = "torchtitan@0.1") -> ShardedStage:
     """One of the two stages."""
     assembly = Assembly(job(software))
-    return StageHeld(stage_chunks(assembly)[at], shards(assembly, at))
+    return ShardedStage(stage_chunks(assembly)[at], shards(assembly, at))
 
 
 def waiting(whole: int) -> Outstanding:
@@ -68,7 +68,7 @@ def test_outputs_and_the_last_reduction_stay(at, whole, own, left):
 def test_two_chunks_keep_a_reduction_each():
     """Each chunk is a module of its own with its own streams' context: beside one's reduction the other's input stays."""
     one = stage(0).chunks[0]
-    both = StageHeld([one, one], [0.0, 0.0])
+    both = ShardedStage([one, one], [0.0, 0.0])
     of = Outstanding((1, 2), (0, 0), (True, True))
     assert both.left(of, 0, 1) == 2 * REDUCED + (4 - 2) * BOUNDARY + (4 - 2) * BOUNDARY
     assert both.left(of, 1, 0) == REDUCED + (4 - 1) * BOUNDARY + (4 - 2) * BOUNDARY
@@ -82,12 +82,12 @@ def test_later_torch_keeps_neither():
 def test_the_estimate_counts_them():
     """The last stage's peak is a backward, beside which three of four logits and the reduction's input stay."""
     keeping = estimate(job())
-    held = StageHeld.left
+    held = ShardedStage.left
     try:
-        StageHeld.left = lambda *_: 0.0  # type: ignore[method-assign]
+        ShardedStage.left = lambda *_: 0.0  # type: ignore[method-assign]
         freeing = estimate(job())
     finally:
-        StageHeld.left = held  # type: ignore[method-assign]
+        ShardedStage.left = held  # type: ignore[method-assign]
     more = [
         a.allocated_bytes - b.allocated_bytes for a, b in zip(keeping.memory.stages, freeing.memory.stages, strict=True)
     ]

@@ -200,7 +200,7 @@ class LiveBytes(Probe):
     def _watch(self, tensor: Tensor) -> bool:
         """Hold a storage; whether it is a new one."""
         storage = local(tensor).untyped_storage()  # an asynchronous result wraps its storage
-        if (held := self._alive.get(storage._cdata)) is None or held() is None:
+        if (known := self._alive.get(storage._cdata)) is None or known() is None:
             self._alive[storage._cdata] = self.reference(storage)
             return True
         return False
@@ -209,8 +209,8 @@ class LiveBytes(Probe):
         """Whether a storage is gloo's own: its reduce-scatter copies the input, which first appears when that is split."""
         if op != "aten.split.Tensor":
             return False
-        held = self._alive.get(local(tensor).untyped_storage()._cdata)
-        return held is None or held() is None
+        storage = self._alive.get(local(tensor).untyped_storage()._cdata)
+        return storage is None or storage() is None
 
     def look(self, op: str) -> None:
         """Record what is alive now, after `op`."""
@@ -224,18 +224,18 @@ class LiveBytes(Probe):
 
     def _bytes(self) -> int:
         """Of every storage alive now, read anew: FSDP frees a parameter by resizing its storage to zero."""
-        held = [storage for ref in self._alive.values() if (storage := ref()) is not None]
-        if 2 * len(held) < len(self._alive):  # most are gone
+        alive = [storage for ref in self._alive.values() if (storage := ref()) is not None]
+        if 2 * len(alive) < len(self._alive):  # most are gone
             self._alive = {key: ref for key, ref in self._alive.items() if ref() is not None}
-        return sum(map(torch.UntypedStorage.nbytes, held))
+        return sum(map(torch.UntypedStorage.nbytes, alive))
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:  # noqa: ARG002
         """Hold what an op returns, then look."""
-        name, made = op_name(func), False
+        name, new = op_name(func), False
         for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.dim() and not self._foreign(tensor, name):
-                made |= self._watch(tensor)
-        if made or self.looks_at_views or not func.is_view:
+                new |= self._watch(tensor)
+        if new or self.looks_at_views or not func.is_view:
             self.look(name)
 
 

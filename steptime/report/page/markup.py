@@ -47,8 +47,8 @@ def table(
 ) -> Html:
     """A table that scrolls sideways. `head`: text and class of each column; a column without a text has no heading."""
     columns = [el("th", text, scope="col", class_=kind or None) if text else el("td") for text, kind in head]
-    made = el("table", el("thead", el("tr", *columns)), el("tbody", *rows), foot, class_=css)
-    return el("div", made, class_="scroll")
+    whole = el("table", el("thead", el("tr", *columns)), el("tbody", *rows), foot, class_=css)
+    return el("div", whole, class_="scroll")
 
 
 def legend(keys: Iterable[tuple[str, str]], *more: Html) -> Html:

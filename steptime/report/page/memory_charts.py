@@ -77,10 +77,10 @@ def _stage_name(estimate: Estimate, stage: int) -> str:
 def memory_bar(parts: dict[str, float], need: float, capacity: float, scale: float) -> Html:
     """One stage and how far it may reach; the tooltip of every part gives its GiB."""
     pieces, at = [], 0.0
-    for key, held in parts.items():
-        width = WIDTH * held / scale
+    for key, bytes_ in parts.items():
+        width = WIDTH * bytes_ / scale
         if width > 0.0:
-            title = el("title", f"{PARTS[key]}: {gib(held)} GiB")
+            title = el("title", f"{PARTS[key]}: {gib(bytes_)} GiB")
             pieces.append(el("rect", title, x=at, y=0, width=width, height=16, class_=f"m-{key} edge"))
         at += width
     reach = WIDTH * need / scale
@@ -88,7 +88,7 @@ def memory_bar(parts: dict[str, float], need: float, capacity: float, scale: flo
     far = el("path", title, d=f"M{at:.2f} 8H{reach:.2f}M{reach:.2f} 4V12", class_="reach")
     line = WIDTH * capacity / scale
     mark = el("line", x1=line, x2=line, y1=-2, y2=18, class_="cap")
-    words = ", ".join(f"{PARTS[key]} {gib(held)}" for key, held in parts.items() if held)
+    words = ", ".join(f"{PARTS[key]} {gib(bytes_)}" for key, bytes_ in parts.items() if bytes_)
     box = f"0 -2 {WIDTH:.0f} 20"
     told = f"{words} GiB; at most {gib(need)}"
     return el("svg", *pieces, far, mark, viewBox=box, preserveAspectRatio="none", role="img", aria_label=told)
@@ -125,21 +125,21 @@ def pieces(estimate: Estimate, timeline: Timeline, stage: int) -> list[Piece]:
     """What a stage holds from the step's start to its end, besides parameters and optimizer states."""
     holds = stage_holds(estimate.assembly, estimate.timing.states)[stage]
     spans = timeline.times[stage].spans
-    found, at, kept, made = [], 0.0, 0.0, holds.first_gradients
-    for span, held in zip(spans, holds.actions([span.action for span in spans]), strict=True):
+    found, at, kept, gradients = [], 0.0, 0.0, holds.first_gradients
+    for span, action in zip(spans, holds.actions([span.action for span in spans]), strict=True):
         if span.start_s > at:
-            found.append(Piece(at, span.start_s, made, kept, 0.0))
+            found.append(Piece(at, span.start_s, gradients, kept, 0.0))
         found.append(
-            Piece(span.start_s, span.end_s, held.gradients_bytes, held.activations_bytes, held.transient_bytes)
+            Piece(span.start_s, span.end_s, action.gradients_bytes, action.activations_bytes, action.transient_bytes)
         )
-        at, kept = span.end_s, held.kept_bytes
-        made = held.gradients_kept_bytes
+        at, kept = span.end_s, action.kept_bytes
+        gradients = action.gradients_kept_bytes
     for update in [each for each in timeline.around(stage) if each.kind == "optimizer"]:
-        found.append(Piece(at, update.start_s, made, kept, 0.0))
+        found.append(Piece(at, update.start_s, gradients, kept, 0.0))
         temporary = float(holds.optimizer_step.transient_bytes)
         found.append(Piece(update.start_s, update.end_s, holds.gradients, kept, temporary))
-        at, made = update.end_s, holds.first_gradients
-    return [*found, Piece(at, estimate.step_s, made, kept, 0.0)]
+        at, gradients = update.end_s, holds.first_gradients
+    return [*found, Piece(at, estimate.step_s, gradients, kept, 0.0)]
 
 
 def drawn(found: Sequence[Piece], step_s: float) -> list[Piece]:
@@ -171,9 +171,9 @@ def over_time(estimate: Estimate, timeline: Timeline) -> Html:
     marks = [el("line", x1=0, x2=WIDTH, y1=level, y2=level, class_="cap")]
     name = _stage_name(estimate, row.stage)
     words = f"{name} has a peak of {gib(row.allocated_bytes + overhead)} of {gib(capacity)} GiB, at {row.peak_op}"
-    levels = [(held * GIB, f"{held:g} GiB" if held else "0") for held in round_ticks(0.0, top / GIB)]
+    levels = [(bytes_ * GIB, f"{bytes_:g} GiB" if bytes_ else "0") for bytes_ in round_ticks(0.0, top / GIB)]
     times = time_ticks(0.0, estimate.step_s)
-    lines = [_grid(y1=y, y2=y, x1=0, x2=WIDTH) for y in (HEIGHT * (1.0 - held / top) for held, _ in levels)]
+    lines = [_grid(y1=y, y2=y, x1=0, x2=WIDTH) for y in (HEIGHT * (1.0 - bytes_ / top) for bytes_, _ in levels)]
     lines += [_grid(x1=x, x2=x, y1=0, y2=HEIGHT) for x in (WIDTH * at / estimate.step_s for at, _ in times)]
     drawing = el("svg", *lines, *areas, *marks, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none",
                  width="100%", height=HEIGHT)  # fmt: skip
@@ -192,8 +192,8 @@ def _grid(**ends: float) -> Html:
 def _level_names(levels: Sequence[tuple[float, str]], top: float) -> Html:
     """GiB on the y axis."""
     names = [
-        el("text", text, x=SCALE, y=min(max(HEIGHT * (1.0 - held / top) + 4.0, 10.0), HEIGHT), text_anchor="end")
-        for held, text in levels
+        el("text", text, x=SCALE, y=min(max(HEIGHT * (1.0 - bytes_ / top) + 4.0, 10.0), HEIGHT), text_anchor="end")
+        for bytes_, text in levels
     ]
     return el("svg", *names, width=SCALE, height=HEIGHT, class_="levels", aria_hidden="true")
 
@@ -214,9 +214,12 @@ def _areas(found: Sequence[Piece], row: StageMemory, overhead: float, top: float
         upper = _steps(found, above, top, step_s)
         lower = _steps(found, below, top, step_s)[::-1]
         points = " ".join(f"{x:.1f},{y:g}" for x, y in [*upper, *lower])
-        held = max((high - low for low, high in zip(below, above, strict=True)), default=0.0)
+        bytes_ = max((high - low for low, high in zip(below, above, strict=True)), default=0.0)
         yield el(
-            "polygon", el("title", f"{OVER_TIME[key]}: at most {held / GIB:.2f} GiB"), points=points, class_=f"m-{key}"
+            "polygon",
+            el("title", f"{OVER_TIME[key]}: at most {bytes_ / GIB:.2f} GiB"),
+            points=points,
+            class_=f"m-{key}",
         )
 
 
@@ -225,7 +228,7 @@ def stacked(
 ) -> Iterator[tuple[str, list[float], list[float]]]:
     """Each part of a stage's memory, from permanent to transient, with its lower and upper edge in each piece [B]."""
     below = [0.0] * len(found)
-    for key, held in (
+    for key, bytes_ in (
         ("overhead", [overhead] * len(found)),
         ("params_bytes", [row.params_bytes] * len(found)),
         ("optimizer_bytes", [row.optimizer_bytes] * len(found)),
@@ -233,7 +236,7 @@ def stacked(
         ("activations_bytes", [piece.activations for piece in found]),
         ("transient_bytes", [max(0.0, piece.transient) for piece in found]),
     ):
-        above = [low + more for low, more in zip(below, held, strict=True)]
+        above = [low + more for low, more in zip(below, bytes_, strict=True)]
         yield key, below, above
         below = above
 

@@ -43,7 +43,7 @@ def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
     stages = range(len(found))
     around = [[s for s in timeline.around(stage) if s.end_s > s.start_s] for stage in stages]
     few = sum(map(len, around)) <= BESIDE
-    beside = [
+    slices_of = [
         [
             [s.track, s.name, s.kind, round(s.start_s / tick), round((s.end_s - s.start_s) / tick)]
             for s in slices
@@ -56,7 +56,7 @@ def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
         "lengths": [[of.get(code, 0) for code in range(len(KINDS) * p.vpp)] for of, _ in found],
         "start": round(timeline.start_s / tick), "end": round(timeline.end_s / tick),
         "layers": [[layer_range(timeline, stage, chunk) for chunk in range(p.vpp)] for stage in stages],
-        "beside": beside, "gaps": deflated([gaps for _, gaps in found]), "order": coded,
+        "beside": slices_of, "gaps": deflated([gaps for _, gaps in found]), "order": coded,
     }  # fmt: skip
 
 

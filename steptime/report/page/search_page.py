@@ -147,9 +147,9 @@ def _cloud(found: Search, low: float, high: float, at: Any) -> Html:
     """The layouts within the chart; coinciding ones are drawn once."""
     import numpy as np
 
-    step, held = found.columns["step_s"], found.columns["held_bytes"]
+    step, needed = found.columns["step_s"], found.columns["held_bytes"]
     inside = (step >= low) & (step <= high)
-    x, y = at(step[inside], held[inside], np.log)
+    x, y = at(step[inside], needed[inside], np.log)
     cells = np.unique(np.stack([np.rint(x / CELL), np.rint(y / CELL)], axis=-1).astype(int), axis=0)
     path = "".join(f"M{CELL * column:g} {CELL * row:g}h2v2h-2z" for column, row in cells.tolist())
     return el("path", d=path, class_="cloud")
@@ -163,10 +163,10 @@ def _axes(low: float, high: float, top: float, at: Any) -> list[Html]:
         x = at(step_s, 0.0)[0]
         found.append(el("line", x1=x, x2=x, y1=base, y2=base + 4, class_="axis-line"))
         found.append(el("text", text, x=x, y=base + 16, text_anchor="end" if x > WIDTH - 20.0 else "middle"))
-    for held in round_ticks(0.0, top / GIB):
-        y = at(low, held * GIB)[1]
+    for tick in round_ticks(0.0, top / GIB):
+        y = at(low, tick * GIB)[1]
         found.append(el("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="grid"))
-        found.append(el("text", f"{held:g}", x=LEFT - 8, y=y + 4, text_anchor="end"))
+        found.append(el("text", f"{tick:g}", x=LEFT - 8, y=y + 4, text_anchor="end"))
     return [
         *found,
         el("text", "seconds a step (ratio scale)", x=WIDTH, y=base + 34, text_anchor="end"),
