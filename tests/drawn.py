@@ -103,7 +103,7 @@ def performances(draw):
     }
 
 
-def job(plan, **changes) -> Job:
+def drawn_job(plan, **changes) -> Job:
     """The job of a drawn plan; a layout that its framework cannot run is drawn again."""
     try:
         return Job(**plan).replace(**changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from steptime.job.job import Job
@@ -50,6 +51,16 @@ def job(
     )
 
 
+def usually(model: Any = "llama3-8b", performance: dict[str, Any] | None = None, **usual: Any) -> Callable[..., Job]:
+    """`job` with other defaults: a model, settings of its performance, and what else it takes."""
+
+    def build(model: Any = model, performance: dict[str, Any] | None = None, **said: Any) -> Job:
+        return job(model, performance=settings | (performance or {}), **(usual | said))
+
+    settings = performance or {}
+    return build
+
+
 SEVEN_B = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "vocab_sz": 32000}
 """The sizes of Llama 7B."""
 
@@ -60,3 +71,20 @@ def node_job(
     """Llama 7B, with what `model` says of it, on the eight devices of a node."""
     layout: dict[str, Any] = {"dp": 8} | parallelism
     return job(SEVEN_B | (model or {}), gbs=64, seqlen=2048, hardware=hardware, performance=performance, **layout)
+
+
+EIGHT_HEADS = {"n_layers": 4, "hidden_sz": 1024, "inter_sz": 2816, "n_q_heads": 8, "n_kv_heads": 4, "vocab_sz": 32000}
+"""A small model with 8 heads of 128 elements, 4 of keys and values."""
+
+
+def context_job(
+    cp: int = 4,
+    how: str = "p2p",
+    software: str = "megatron-core",
+    *,
+    model: dict[str, Any] = EIGHT_HEADS,
+    dp: int = 2,
+    **more: Any,
+) -> Job:
+    """That model with its sequences of 4,096 tokens split over `cp` ranks, which exchange as `how` says."""
+    return job(model, software=software, dp=dp, cp=cp, cp_comm_type=how, **more)

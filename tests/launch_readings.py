@@ -28,6 +28,11 @@ def job(tmp_path, name, text, **sets):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+    return job_of(path, **sets)
+
+
+def job_of(path, **sets):
+    """The job of a file; `sets` as of `job`."""
     sets = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
     return to_job(read_file("auto", str(path), sets), sets)
 

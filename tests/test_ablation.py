@@ -17,7 +17,7 @@ NAMES = [switch.name for switch in ablation.SWITCHES]
 MODEL = {"n_layers": 8, "hidden_sz": 2048, "inter_sz": 8192, "n_q_heads": 16, "vocab_sz": 32000}
 
 
-def job(software="megatron-core", gbs=64, recompute="selective", precision="bf16", **parallelism):
+def ablation_job(software="megatron-core", gbs=64, recompute="selective", precision="bf16", **parallelism):
     performance = {"activation_checkpointing_type": recompute, "precision": precision}
     return jobs.job(MODEL, gbs=gbs, seqlen=2048, software=software, performance=performance, **parallelism)
 
@@ -27,13 +27,13 @@ def step_s(made, off):
 
 
 JOBS = {
-    "tensor, pipeline and data parallel": job(tp=2, pp=4, dp=8),
-    "interleaved": job(tp=2, pp=2, dp=2, vpp=2),
-    "context parallel": job(tp=2, cp=2, dp=2),
-    "low precision": job(precision="fp8_current", tp=2, dp=2),
-    "one device": job(),
-    "ZeRO 3": job("deepspeed", dp=16, zero_level=3),
-    "FSDP": job("fsdp2", dp=16, recompute="full", fsdp={}),
+    "tensor, pipeline and data parallel": ablation_job(tp=2, pp=4, dp=8),
+    "interleaved": ablation_job(tp=2, pp=2, dp=2, vpp=2),
+    "context parallel": ablation_job(tp=2, cp=2, dp=2),
+    "low precision": ablation_job(precision="fp8_current", tp=2, dp=2),
+    "one device": ablation_job(),
+    "ZeRO 3": ablation_job("deepspeed", dp=16, zero_level=3),
+    "FSDP": ablation_job("fsdp2", dp=16, recompute="full", fsdp={}),
 }
 
 
@@ -64,7 +64,7 @@ def test_what_is_added_at_the_end_leaves_whole(name, off, part):
 
 def test_on_one_device_every_part_leaves_whole():
     """No pipeline and no neighbors: the step is the sum of its parts, and a switch takes its own."""
-    made = job(recompute="none")
+    made = ablation_job(recompute="none")
     found = estimate(made)
     parts = found.time.parts_s
     for off, part in (("attention", "attention"), ("launch", "launch"), ("elementwise", "memory_bound")):
@@ -82,14 +82,14 @@ def test_on_one_device_every_part_leaves_whole():
         "recompute",
     ):
         assert step_s(made, off) == found.step_s, off
-    again = estimate(job(recompute="full"))
-    assert step_s(job(recompute="full"), "recompute") == pytest.approx(found.step_s, rel=1e-12)
+    again = estimate(ablation_job(recompute="full"))
+    assert step_s(ablation_job(recompute="full"), "recompute") == pytest.approx(found.step_s, rel=1e-12)
     assert again.step_s > found.step_s
 
 
 def test_the_head_leaves_with_its_logits():
     """head: forward and backward of one micro-batch, 64 times."""
-    made = job()
+    made = ablation_job()
     timing = step_time(Assembly(made))
     seconds = timing.parts.head.forward.seconds + timing.parts.head.backward.seconds
     assert step_s(made, "head") == pytest.approx(timing.step_s - 64 * seconds, rel=1e-9)
@@ -97,7 +97,7 @@ def test_the_head_leaves_with_its_logits():
 
 def test_the_bubble_leaves_with_the_waiting_in_it():
     """What is left is at least the work of the busiest stage; stragglers wait through the bubble too."""
-    made = job(pp=4, gbs=16)
+    made = ablation_job(pp=4, gbs=16)
     found = estimate(made)
     waits = 1.0 + found.timing.straggler_s / found.timing.walk.makespan_s
     assert step_s(made, "bubble") == pytest.approx(found.step_s - waits * found.pipeline.bubble_s, rel=1e-12)
@@ -105,7 +105,7 @@ def test_the_bubble_leaves_with_the_waiting_in_it():
 
 
 def test_data_parallel_communication_leaves_or_shows_whole():
-    made = job(dp=8)
+    made = ablation_job(dp=8)
     found = estimate(made)
     exposed = found.time.parts_s["dp_comm"]
     calls = sum(row.count_per_step * row.time_s for row in found.collectives if row.axis == "dp")
@@ -132,7 +132,7 @@ def test_constants_come_back():
     with pytest.raises(RuntimeError, match="inside"):
         fails_inside()
     assert kept == [compute.K_OVERHEAD, compute.WAVE_LOSS]
-    assert step_s(job(), "gemm_shape") < estimate(job()).step_s
+    assert step_s(ablation_job(), "gemm_shape") < estimate(ablation_job()).step_s
     assert kept == [compute.K_OVERHEAD, compute.WAVE_LOSS]
 
 
@@ -154,7 +154,7 @@ def test_communication_has_its_axis():
 
 def test_an_unknown_switch():
     with pytest.raises(ValueError, match="no switch 'gravity'"):
-        step_s(job(), "gravity")
+        step_s(ablation_job(), "gravity")
 
 
 # --- the table -----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ X = 4096 * 4096 * 2
 FULL = {"activation_checkpointing_type": "full"}
 
 
-def job(offload, performance=None, **parallelism):
+def offloading_job(offload, performance=None, **parallelism):
     said = {"activation_offload": offload} if offload is not None else {}
     return jobs.job(
         "llama3-8b", software="fsdp2", gbs=8, performance=said | (performance or {}), fsdp={}, **{"dp": 8} | parallelism
@@ -40,7 +40,7 @@ def test_a_share_of_what_a_layer_keeps_leaves_and_is_back_in_its_backward(share)
     """Both peaks count the layer itself, and a neighbor on its way."""
     (_, _, plain), (_, _, left) = (
         PartMemories(assembly).resident(assembly.chunks[0])[0]
-        for assembly in (Assembly(job(None)), Assembly(job(share)))
+        for assembly in (Assembly(offloading_job(None)), Assembly(offloading_job(share)))
     )
     away = float(share) * plain.saved
     assert left.saved == plain.saved - away
@@ -49,9 +49,11 @@ def test_a_share_of_what_a_layer_keeps_leaves_and_is_back_in_its_backward(share)
 
 def test_copies_in_the_stream_of_compute_leave_no_neighbor_and_hide_nowhere():
     """save_on_cpu: the step is longer by both copies of all layers."""
-    blocking = job(True, {"overlap": {"offload": False}})
+    blocking = offloading_job(True, {"overlap": {"offload": False}})
     assembly = Assembly(blocking)
-    (_, _, plain), (_, _, left) = (PartMemories(of).resident(of.chunks[0])[0] for of in (Assembly(job(None)), assembly))
+    (_, _, plain), (_, _, left) = (
+        PartMemories(of).resident(of.chunks[0])[0] for of in (Assembly(offloading_job(None)), assembly)
+    )
     assert (left.saved, left.backward) == (0.0, plain.backward)
     found = estimate(blocking)
     assert copies(found) == (pytest.approx(2 * LAYERS * plain.saved / LINK), 0.0)
@@ -63,9 +65,9 @@ def test_under_a_pipeline_a_stage_keeps_its_output_and_the_rest_of_its_layers(sh
 
     Each layer keeps P bytes: (16 P - X) (1 - share) and what the head keeps; with all of it sent 80 MiB too little were counted.
     """
-    plan = job(share, dp=4, pp=2) if share else job(None, dp=4, pp=2)
+    plan = offloading_job(share, dp=4, pp=2) if share else offloading_job(None, dp=4, pp=2)
     _, last = stage_chunks(Assembly(plan))
-    assembly = Assembly(job(None, dp=4, pp=2))
+    assembly = Assembly(offloading_job(None, dp=4, pp=2))
     memories = PartMemories(assembly, weight_grads_stay=True)
     ((count, _, plain),) = memories.resident(assembly.stages[1][0])
     kept = memories.head.saved + assembly.head.sizes["head.logits"]
@@ -74,7 +76,7 @@ def test_under_a_pipeline_a_stage_keeps_its_output_and_the_rest_of_its_layers(sh
 
 def test_with_full_recomputation_the_input_of_each_layer_goes():
     """32 MiB a layer each way, 0.6 ms, under its forward and backward."""
-    found, plain = estimate(job(True, FULL)), estimate(job(None, FULL))
+    found, plain = estimate(offloading_job(True, FULL)), estimate(offloading_job(None, FULL))
     assert copies(found) == (0.0, pytest.approx(2 * LAYERS * X / LINK))
     assert found.step_s == pytest.approx(plain.step_s)
     kept = [PartMemories(one.assembly).chunk(one.assembly.chunks[0]).saved for one in (plain, found)]

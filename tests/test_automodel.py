@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jobs
 import pytest
 from own_rows import own
 
@@ -23,14 +24,9 @@ MODEL = {
 KEPT = {"reshard_after_forward": False, "reshard_after_backward": False}
 
 
-def job(dp: int, micro_batches: int = 1, **performance: object) -> Job:
-    return Job(
-        model=MODEL,
-        parallelism={"tp": 1, "pp": 1, "dp": dp, "ep": 4, "fsdp": KEPT},
-        performance={"software": "automodel", **performance},
-        data={"gbs": dp * micro_batches, "seqlen": 32, "microbatch_sz": 1},
-        hardware="dgx-h100",
-    )
+def automodel_job(dp: int, micro_batches: int = 1, **performance: object) -> Job:
+    gbs, settings = dp * micro_batches, {"software": "automodel", **performance}
+    return jobs.job(MODEL, gbs=gbs, seqlen=32, performance=settings, dp=dp, ep=4, fsdp=KEPT)
 
 
 def collectives(of: Job) -> dict[str, float]:
@@ -39,9 +35,9 @@ def collectives(of: Job) -> dict[str, float]:
 
 def test_experts_that_no_ranks_share_are_not_gathered():
     """4 ranks and ep 4: each expert lies on one rank, outside of FSDP. With 8 ranks two share it, and it is gathered."""
-    assert "block experts parameters" not in collectives(job(4))
-    assert collectives(job(8))["block experts parameters"] == 2.0
-    row = next(row for row in estimate(job(8)).collectives if row.name == "block experts parameters")
+    assert "block experts parameters" not in collectives(automodel_job(4))
+    assert collectives(automodel_job(8))["block experts parameters"] == 2.0
+    row = next(row for row in estimate(automodel_job(8)).collectives if row.name == "block experts parameters")
     assert (row.axis, row.ranks) == ("edp", 2)
 
 
@@ -51,13 +47,13 @@ def test_sums_of_gradients_by_hand():
     Dense, in fp32: embedding and head 2 x 256 x 64; two layers of q and output 2 x 64 x 64, k and v the same, router 8 x 64,
     norms 2 x 64; the final norm 64: 32,768 + 2 x (16,384 + 512 + 128) + 64 = 66,880 elements, 267,520 B.
     """
-    assert fsdp.summed_bytes(Assembly(job(4, 2))) == 49_152 + 267_520
+    assert fsdp.summed_bytes(Assembly(automodel_job(4, 2))) == 49_152 + 267_520
 
 
 @pytest.mark.parametrize(("micro_batches", "gathers"), [(1, 1.0), (4, 1.0)])
 def test_parameters_are_gathered_and_gradients_reduced_once_a_step(micro_batches, gathers):
     """reshard_after_forward and reshard_after_backward false, no_sync: 2 blocks, 1 root."""
-    found = collectives(job(8, micro_batches))
+    found = collectives(automodel_job(8, micro_batches))
     assert (found["root parameters"], found["root gradients"]) == (gathers, 1.0)
     assert (found["block parameters"], found["block gradients"]) == (2.0, 2.0)
 
@@ -68,15 +64,15 @@ def saved(of: Job) -> dict[str, tuple[str, ...]]:
 
 def test_scores_are_applied_in_the_activation():
     """With HybridEP: the experts' output is summed and sent as it is, and no row of it is kept; each row's score is."""
-    found = saved(job(8, moe={"dispatcher": "flex"}))
+    found = saved(automodel_job(8, moe={"dispatcher": "flex"}))
     assert "moe.weigh" not in found
     assert found["experts.act"] == ("experts.gate_up", "moe.ranked")
-    assert saved(job(8, moe={"dispatcher": "alltoall"}))["moe.weigh"] == ("moe.wide", "moe.ranked")
+    assert saved(automodel_job(8, moe={"dispatcher": "alltoall"}))["moe.weigh"] == ("moe.wide", "moe.ranked")
 
 
 def test_sinks_are_part_of_the_kernel():
     """TransformerEngine's softmax_type learnable: the output projection keeps what attention keeps, no scaled copy."""
-    sinks = job(8).replace(**{"model.attention": {"sinks": True}})
+    sinks = automodel_job(8).replace(**{"model.attention": {"sinks": True}})
     assert "attn.core.sink" not in saved(sinks)
     assert saved(sinks)["attn.proj"] == ("attn.core.out",)
     assert "attn.core.sink" in saved(sinks.replace(**{"performance.attention_kernel": "flex"}))
@@ -95,11 +91,11 @@ def ops(of: Job) -> dict[str, Any]:
 
 def test_gate_and_up_are_one_product_by_hand():
     """gate_and_up_projs: for each expert one weight of 64 x 2 * 32, 8 experts; down 32 x 64."""
-    found = ops(job(8, moe={"dispatcher": "flex"}))
+    found = ops(automodel_job(8, moe={"dispatcher": "flex"}))
     assert "experts.gate" not in found
     shapes = [found[name].params[0].shape for name in ("experts.gate_up", "experts.down")]
     assert shapes == [(8, 64, 64), (8, 64, 32)]
-    apart = job(8).replace(**{"performance.software": "fsdp2", "parallelism.fsdp": {}})
+    apart = automodel_job(8).replace(**{"performance.software": "fsdp2", "parallelism.fsdp": {}})
     assert {"experts.gate", "experts.up"} <= ops(apart).keys()
 
 
@@ -107,7 +103,7 @@ def test_gate_and_up_are_one_product_by_hand():
 def test_one_product_has_one_gradient_of_its_rows(software, sums):
     """Those of two are added, which a torch that has room for more rows than arrive does over all of them."""
     room = {"dispatcher": "flex", "flex_backend": "hybridep", "non_blocking_capacity_factor": 1.0}
-    found = ops(job(8, moe=room).replace(**{"performance.software": software, "parallelism.fsdp": {}}))
+    found = ops(automodel_job(8, moe=room).replace(**{"performance.software": software, "parallelism.fsdp": {}}))
     assert ("experts.sum" in found) == sums
 
 
@@ -118,7 +114,9 @@ def test_permutation_of_hybrid_ep_by_hand():
     read once and written once, both ways, by one kernel: (59.43 + 64) * 128 B = 15,799 B. torch's gather moves 2 and 3 times 64
     rows: 16,384 and 24,576 B.
     """
-    hybrid, deep = (ops(job(8, moe={"dispatcher": "flex", "flex_backend": name})) for name in ("hybridep", "deepep"))
+    hybrid, deep = (
+        ops(automodel_job(8, moe={"dispatcher": "flex", "flex_backend": name})) for name in ("hybridep", "deepep")
+    )
     for name in ("moe.local_permute", "moe.scatter"):
         assert hybrid[name].forward_bytes == pytest.approx((32 * 13 / 7 + 64) * 128)
         assert (hybrid[name].backward_bytes, hybrid[name].kernels) == (hybrid[name].forward_bytes, 1.0)
@@ -130,7 +128,7 @@ def test_rotation_is_unfused_since_july_2026_by_hand():
 
     apply_rotary_emb of gpt_oss reads and writes them 10 times in forward (`rotary.ROTATIONS`), TransformerEngine's kernel twice.
     """
-    now, before = (ops(job(4, software=name))["attn.rope"] for name in ("automodel", "automodel@2026-06"))
+    now, before = (ops(automodel_job(4, software=name))["attn.rope"] for name in ("automodel", "automodel@2026-06"))
     assert (now.forward_bytes, before.forward_bytes) == (10 * 8_192, 2 * 8_192)
 
 
@@ -143,7 +141,7 @@ def test_rows_of_june_2026_are_fused(name):
 def test_a_release_differs_in_its_switches_alone():
     """Gate and up are one product, and the activation applies the scores, in automodel@2026-06 as in automodel."""
     now, before = (
-        ops(job(8, software=name, moe={"dispatcher": "flex"})) for name in ("automodel", "automodel@2026-06")
+        ops(automodel_job(8, software=name, moe={"dispatcher": "flex"})) for name in ("automodel", "automodel@2026-06")
     )
     assert now.keys() == before.keys()
     assert "experts.gate_up" in before

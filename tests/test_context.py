@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import jobs
 import pytest
-from drawn import job as drawn_job
-from drawn import plans
+from drawn import drawn_job, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jobs import EIGHT_HEADS, context_job
 
 from steptime.answer.assumptions import assumptions
 from steptime.answer.result import estimate
@@ -21,20 +20,9 @@ from steptime.model.segments import find_segments, kept_names
 from steptime.timing.step_time import step_time
 
 # h 1024 in 8 heads of 128, 4 key-value heads; 4096 tokens of bf16
-MODEL = {
-    "n_layers": 4,
-    "hidden_sz": 1024,
-    "inter_sz": 2816,
-    "n_q_heads": 8,
-    "n_kv_heads": 4,
-    "vocab_sz": 32000,
-}
+MODEL = EIGHT_HEADS
 SEQLEN = 4096
 METHODS = ("p2p", "all_gather", "a2a")
-
-
-def job(cp=4, how="p2p", software="megatron-core", *, dp=2, **more):
-    return jobs.job(MODEL, seqlen=SEQLEN, software=software, dp=dp, cp=cp, cp_comm_type=how, **more)
 
 
 def rows(of):
@@ -90,19 +78,19 @@ CALLS = {
 @pytest.mark.parametrize(("software", "how"), CALLS)
 def test_calls_of_one_layer(software, how):
     """4 micro-batches of 4 layers: 16 times the calls of one layer."""
-    seen = {name: (r.kind, r.count_per_step / 16, r.bytes) for name, r in rows(job(4, how, software)).items()}
+    seen = {name: (r.kind, r.count_per_step / 16, r.bytes) for name, r in rows(context_job(4, how, software)).items()}
     assert seen == CALLS[software, how]
-    assert all(r.ranks == 4 for r in rows(job(4, how, software)).values())
+    assert all(r.ranks == 4 for r in rows(context_job(4, how, software)).values())
 
 
 def test_core_attention_run_again_exchanges_again():
     for how in METHODS:
         again = {"activation_checkpointing_type": "selective"}
-        once, twice = rows(job(4, how)), rows(job(4, how, performance=again))
+        once, twice = rows(context_job(4, how)), rows(context_job(4, how, performance=again))
         for name, row in once.items():
             forward = not name.endswith((".grad", ".again"))
             assert twice[name].count_per_step == row.count_per_step * (2 if forward else 1)
-        full = rows(job(4, how, performance={"activation_checkpointing_type": "full"}))
+        full = rows(context_job(4, how, performance={"activation_checkpointing_type": "full"}))
         assert {n: r.count_per_step for n, r in full.items()} == {n: r.count_per_step for n, r in twice.items()}
 
 
@@ -127,7 +115,7 @@ def test_a_ring_run_by_hand(cp):
     """Every rank has the same work, that of the estimate; so many kernels, so many bytes."""
     ranks = reference_ring(cp, SEQLEN, 8, 4, 128)
     assert all(rank == ranks[0] for rank in ranks)
-    op, ring = attention(job(cp, gbs=8)), rows(job(cp, gbs=8))["ring"]
+    op, ring = attention(context_job(cp, gbs=8)), rows(context_job(cp, gbs=8))["ring"]
     assert op.full_flops * op.causal_share == 2 * ranks[0][0]
     assert op.calls == ranks[0][1]
     assert ring.bytes * ring.count_per_step / 16 == 2 * ranks[0][2]
@@ -155,7 +143,7 @@ LATENT_CALLS = {
 
 
 def with_model(model, cp, how, **more):
-    return jobs.job(model, seqlen=SEQLEN, software="megatron-core", dp=2, cp=cp, cp_comm_type=how, **more)
+    return context_job(cp, how, model=model, **more)
 
 
 @pytest.mark.parametrize("how", METHODS)
@@ -206,7 +194,7 @@ def test_sinks_are_in_the_layer_whatever_the_ranks():
 
 def test_an_exchange_hides_under_the_block_beside_it():
     """By hand: cp - 1 exchanges forward and cp backward, each beside a cp-th of the kernel, NVLink taking its share."""
-    timing = step_time(Assembly(job(4)))
+    timing = step_time(Assembly(context_job(4)))
     part, ops = timing.parts.layer, timing.assembly.kinds[0].ops
     over = group(timing.job.parallelism, "cp")
     at = next(i for i, op in enumerate(ops) if isinstance(op, Comm) and op.axis == "cp")
@@ -222,7 +210,7 @@ def test_an_exchange_hides_under_the_block_beside_it():
 @pytest.mark.parametrize("how", METHODS)
 def test_overlap_cp_governs_what_hides(how):
     def exposed(share):
-        answer = estimate(job(4, how, performance={"overlap": {"cp": share}}))
+        answer = estimate(context_job(4, how, performance={"overlap": {"cp": share}}))
         return answer.time.parts_s["cp_comm"], sum(
             r.time_s * r.count_per_step for r in answer.collectives if r.axis == "cp"
         )
@@ -236,11 +224,12 @@ def test_overlap_cp_governs_what_hides(how):
 
 def test_a_ring_that_leaves_the_node_is_slower():
     """tp innermost, then cp: 8 tensor-parallel ranks fill the node, so the ring runs between nodes."""
-    inside, outside = rows(job(2, tp=4))["ring"], rows(job(2, tp=8, gbs=8))["ring"]
+    inside, outside = rows(context_job(2, tp=4))["ring"], rows(context_job(2, tp=8, gbs=8))["ring"]
     assert (inside.tier, outside.tier) == ("nvlink", "infiniband")
     assert outside.time_s > 3 * inside.time_s / 2
     assert any(
-        "context-parallel communication uses the next network tier" in line for line in assumptions(job(2, tp=8))
+        "context-parallel communication uses the next network tier" in line
+        for line in assumptions(context_job(2, tp=8))
     )
 
 
@@ -267,7 +256,7 @@ def test_the_work_is_shared_out(how, cp, tp, full):
     type_ = {"activation_checkpointing_type": "full" if full else "none"}
     if how == "a2a" and tp * cp > 4:
         return
-    one, many = (estimate(job(n, how, tp=tp, performance=type_)) for n in (1, cp))
+    one, many = (estimate(context_job(n, how, tp=tp, performance=type_)) for n in (1, cp))
     assert many.flops == pytest.approx(one.flops)
     assert attention(many.job).full_flops * cp == attention(one.job).full_flops
     assert many.devices == one.devices * cp
@@ -280,7 +269,7 @@ def test_what_is_kept_shrinks_with_cp(how):
 
     The all-gather keeps the output twice (partial ones, and what they go into), the all-to-all too (before it and after it).
     """
-    one, four = (estimate(job(cp, how)).memory.stages[0] for cp in (1, 4))
+    one, four = (estimate(context_job(cp, how)).memory.stages[0] for cp in (1, 4))
     extra = 0.0 if how == "p2p" else 4 * Q  # 4 layers
     assert four.activations_bytes == pytest.approx(one.activations_bytes / 4 + extra, rel=1e-9)
 
@@ -288,13 +277,13 @@ def test_what_is_kept_shrinks_with_cp(how):
 @pytest.mark.parametrize("how", METHODS)
 def test_recomputed_attention_keeps_the_output_that_the_projection_reads(how):
     """Of the core alone: its inputs are those of the projections before it, or are exchanged again."""
-    ops = Assembly(job(4, how)).kinds[0].ops
+    ops = Assembly(context_job(4, how)).kinds[0].ops
     kept = kept_names(ops, find_segments(ops, frozenset({"core_attn"})))
     assert {name for name in kept if name.startswith("attn.core")} == {"attn.core.out"}
 
 
 def test_ulysses_of_deepspeed_keeps_its_own_output():
-    one, four = (estimate(job(cp, "a2a", "deepspeed")).memory.stages[0] for cp in (1, 4))
+    one, four = (estimate(context_job(cp, "a2a", "deepspeed")).memory.stages[0] for cp in (1, 4))
     assert four.activations_bytes == pytest.approx(one.activations_bytes / 4 + 4 * Q, rel=1e-9)
 
 
@@ -303,7 +292,7 @@ def test_a_ring_holds_all_blocks_and_partial_outputs_for_a_moment():
 
     Backward: 4 of k and v, one dq.
     """
-    op = attention(job(4))
+    op = attention(context_job(4))
     lse = 1024 * 8 * 4
     assert op.forward_temp_bytes + sum(t.bytes for t in op.stats) - lse == 4 * (2 * K + Q + lse)
     assert op.backward_temp_bytes == 4 * 2 * K + Q
@@ -326,7 +315,7 @@ def test_torchs_ring_holds_blocks_and_their_gradients_in_fp32(how, held):
     """Keys and values of a block are 2 K in bf16, 4 K in fp32; besides, the query's gradient in fp32 (torch 2.13, _attention.py,
     _templated_ring_attention_backward; counted in tests/truth/test_torch_context.py).
     """
-    assert attention(job(4, how, "fsdp2")).backward_temp_bytes == held + 2 * Q
+    assert attention(context_job(4, how, "fsdp2")).backward_temp_bytes == held + 2 * Q
 
 
 @pytest.mark.parametrize(
@@ -351,7 +340,7 @@ def test_bytes_and_kernels_that_merge_the_calls_of_a_kernel(software, how, forwa
     down, 6: 50. Keys' and values' gradients are packed in fp32, 4 K, at each of four turns. Kernels of a block: sub, sigmoid,
     sub, mul, sub; sub, logsigmoid, sub: 8 (torch 2.13 _context_parallel/_attention.py, _SDPAMerger._merge_one).
     """
-    op = attention(job(4, how, software))
+    op = attention(context_job(4, how, software))
     assert (op.merge_forward_bytes, op.merge_backward_bytes, op.merge_kernels) == (forward, backward, kernels)
 
 
@@ -366,7 +355,7 @@ def test_the_exchange_that_is_taken_is_said():
         ("torch", "all_gather"),
         ("deepspeed", "a2a"),
     ):
-        plan = job(2, taken, software).to_config()
+        plan = context_job(2, taken, software).to_config()
         unsaid = Job.model_validate({**plan, "parallelism": layout})
         assert unsaid.cp_comm_type == taken
         assert any(f"cp_comm_type {taken}" in line for line in assumptions(unsaid))
@@ -376,7 +365,7 @@ def test_the_exchange_that_is_taken_is_said():
 
 def test_all_after_the_projections_may_run_again():
     """Of a block only its input and q, k and v stay, all 4 heads of 2 as many; the rest comes back before its backward."""
-    ops = Assembly(job(1, "p2p")).kinds[0].ops
+    ops = Assembly(context_job(1, "p2p")).kinds[0].ops
     kept = kept_names(ops, find_segments(ops, frozenset({"after_qkv"})))
     assert {name for name in kept if not name.endswith((".rstd", ".mean"))} <= {"x", "attn.q", "attn.k", "attn.v"} | {
         "attn.rope.q",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import jobs
 import pytest
+from jobs import EIGHT_HEADS, context_job
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
@@ -11,14 +11,13 @@ from steptime.job.mesh import group
 from steptime.model.ops import Attention
 
 # h 1024 in 8 heads of 128, 4 key-value heads; 4096 tokens of bf16
-MODEL = {"n_layers": 4, "hidden_sz": 1024, "inter_sz": 2816, "n_q_heads": 8, "n_kv_heads": 4, "vocab_sz": 32000}
 # on a rank of 4: 1024 tokens; q or out 1024 * 8 * 128 * 2 B = 2 MiB, k or v half of it
 Q, K = 1024 * 8 * 128 * 2, 1024 * 4 * 128 * 2
 
 
-def job(cp, model=MODEL, *, how="a2a+p2p", **more):
+def grouped_job(cp, model=EIGHT_HEADS, *, how="a2a+p2p", **more):
     inner = {"cp_a2a": 2} if how == "a2a+p2p" else {}
-    return jobs.job(model, seqlen=4096, software="megatron-core", dp=2, cp=cp, cp_comm_type=how, **inner, **more)
+    return context_job(cp, how, model=model, **inner, **more)
 
 
 def attention(of):
@@ -39,7 +38,7 @@ GROUPS_OF_2 = {
 
 
 def test_calls_of_a_ring_of_groups():
-    of = estimate(job(4))
+    of = estimate(grouped_job(4))
     seen = {row.name.removeprefix("attn.core."): row for row in of.collectives if row.axis in {"cp_a2a", "cp_p2p"}}
     assert {name: (r.ranks, r.count_per_step / 16, r.bytes) for name, r in seen.items()} == GROUPS_OF_2
     assert {row.axis for name, row in seen.items() if name.startswith("ring")} == {"cp_p2p"}
@@ -49,7 +48,7 @@ def test_bytes_and_kernels_that_merge_and_put_in_order():
     """The ring of two has two partial outputs, 2 + 3 passes, and copies a block of 2 K; its kernels are 2 * 2. Around it a tensor
     is put in order before and after, 4 passes: query, keys, values and output; backward the output's gradient too. Two a tensor.
     """
-    op = attention(job(4))
+    op = attention(grouped_job(4))
     assert op.merge_forward_bytes == 5 * Q + 2 * 2 * K + 4 * (2 * Q + 2 * K)
     assert op.merge_backward_bytes == 5 * (Q + 2 * K) + 2 * 2 * K + 4 * (3 * Q + 2 * K)
     assert op.merge_kernels == 2 * 2 + (2 * 4 + 2 * 5) / 2
@@ -57,7 +56,7 @@ def test_bytes_and_kernels_that_merge_and_put_in_order():
 
 def test_groups_of_a_node_and_a_ring_between_nodes():
     """tp 4 and groups of 2 fill a node of 8; the ring's ranks are 8 devices apart."""
-    of = job(4, MODEL | {"n_kv_heads": 8}, tp=4)
+    of = grouped_job(4, EIGHT_HEADS | {"n_kv_heads": 8}, tp=4)
     assert group(of.parallelism, "cp_a2a")[1:3] == (2, 4)
     assert group(of.parallelism, "cp_p2p")[1:3] == (2, 8)
     tiers = {row.axis: row.tier for row in estimate(of).collectives if row.axis.startswith("cp_")}
@@ -66,7 +65,7 @@ def test_groups_of_a_node_and_a_ring_between_nodes():
 
 def test_exchanges_of_groups_show_and_the_ring_hides():
     """All of the all-to-alls, of the ring what a half of the kernel does not hide; together they are the step's cp_comm."""
-    of = estimate(job(4, performance={"overlap": {"cp": True}}))
+    of = estimate(grouped_job(4, performance={"overlap": {"cp": True}}))
     cp = [row for row in of.collectives if row.axis.startswith("cp_")]
     for row in cp:
         whole = row.time_s * row.count_per_step
@@ -76,9 +75,9 @@ def test_exchanges_of_groups_show_and_the_ring_hides():
 
 def test_a_ring_of_groups_keeps_what_a_ring_keeps():
     """Query, last block, output and log-sum-exp of a rank's heads are as many bytes as of its tokens."""
-    kept = [estimate(job(4, how=how)).memory.stages[0] for how in ("p2p", "a2a+p2p")]
+    kept = [estimate(grouped_job(4, how=how)).memory.stages[0] for how in ("p2p", "a2a+p2p")]
     assert kept[0].activations_bytes == kept[1].activations_bytes
-    op = attention(job(4))
+    op = attention(grouped_job(4))
     assert op.saves == ("attn.core.q.heads", "attn.core.kv", "attn.core.out", "attn.core.lse")
     assert (op.calls, op.q_len, op.n_q_heads, op.n_kv_heads) == (2, 2048, 4, 2)
 
@@ -89,19 +88,19 @@ def test_a_ring_of_groups_holds_both_sides_of_its_exchanges_for_a_moment():
     Backward: the ring's 4 of k and v and one dq; output and its gradient of its heads; the three gradients sent and received,
     the last one in order.
     """
-    op, lse = attention(job(4)), 1024 * 8 * 4
+    op, lse = attention(grouped_job(4)), 1024 * 8 * 4
     assert op.forward_temp_bytes == 2 * K + 2 * (Q + lse) + 2 * K + 3 * Q
     assert op.backward_temp_bytes == (4 * 2 * K + Q) + 2 * Q + 2 * (Q + 2 * K) + K
 
 
 def test_two_communicators_of_a_sequence():
-    one, two = (sum(estimate(job(4, how=how)).memory.overhead_bytes) for how in ("p2p", "a2a+p2p"))
+    one, two = (sum(estimate(grouped_job(4, how=how)).memory.overhead_bytes) for how in ("p2p", "a2a+p2p"))
     assert two - one == 2**28
 
 
 def test_latent_attention_takes_a_ring_of_groups():
     """Keys of 128 + 64 and values of 128 a head, each in an all-to-all of its own."""
     latent = {"kind": "mla", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-    of = estimate(job(4, MODEL | {"n_kv_heads": 8, "attention": latent}))
+    of = estimate(grouped_job(4, EIGHT_HEADS | {"n_kv_heads": 8, "attention": latent}))
     sizes = {row.name: row.bytes / (1024 * 8 * 2) for row in of.collectives if row.axis == "cp_a2a"}
     assert [sizes[f"attn.core.{name}_a2a"] for name in ("q", "k", "v", "out")] == [192, 192, 128, 128]

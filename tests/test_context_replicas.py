@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-import jobs
 import pytest
+from jobs import context_job
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
@@ -16,25 +16,12 @@ from steptime.memory.states import shard_ranks
 from steptime.timing.step_time import step_time
 
 # h 1024 in 8 heads of 128, 4 key-value heads; 4096 tokens of bf16
-MODEL = {
-    "n_layers": 4,
-    "hidden_sz": 1024,
-    "inter_sz": 2816,
-    "n_q_heads": 8,
-    "n_kv_heads": 4,
-    "vocab_sz": 32000,
-}
-SEQLEN = 4096
-
-
-def job(cp=4, how="p2p", software="megatron-core", *, dp=2, **more):
-    return jobs.job(MODEL, seqlen=SEQLEN, software=software, dp=dp, cp=cp, cp_comm_type=how, **more)
 
 
 @pytest.mark.parametrize(("replicas", "ranks"), [(1, 12), (2, 6), (3, 4), (4, 3)])
 def test_states_are_sharded_over_dp_and_cp(replicas, ranks):
     """ZeRO-1 of Megatron: 6 + 12 / ranks bytes per parameter; replicas divide dp*cp = 12, and need not divide dp = 6."""
-    of = job(2, dp=6, gbs=12, replicas=replicas)
+    of = context_job(2, dp=6, gbs=12, replicas=replicas)
     assert shard_ranks(of) == ranks
     states, params = estimate(of).memory.stages[0], Assembly(of).local_params(Assembly(of).chunks[0])
     held = states.params_bytes + states.gradients_bytes + states.optimizer_bytes
@@ -45,7 +32,7 @@ def test_states_are_sharded_over_dp_and_cp(replicas, ranks):
 
 def test_replicas_of_megatron_reduce_inside_then_between():
     """A reduce-scatter of the fp32 gradients over 4 ranks, and an all-reduce of a quarter of them between 4 copies."""
-    of = job(2, dp=8, gbs=8, replicas=4, n_param_buckets=1)
+    of = context_job(2, dp=8, gbs=8, replicas=4, n_param_buckets=1)
     (reduction,) = [row for row in estimate(of).collectives if row.name == "gradients"]
     p, tiers = of.parallelism, step_time(Assembly(of)).context.tiers
     inside = collective("reduce_scatter", reduction.bytes, group(p, "shards"), tiers)
@@ -58,9 +45,9 @@ def test_replicas_of_megatron_reduce_inside_then_between():
 
 def test_fsdp_shards_over_dp_and_cp():
     """torchtitan: parameters live on dp*cp ranks, and replicas stand beside cp."""
-    seen = {row.name: row for row in estimate(job(2, "all_gather", "fsdp2", dp=4)).collectives}
+    seen = {row.name: row for row in estimate(context_job(2, "all_gather", "fsdp2", dp=4)).collectives}
     assert seen["block parameters"].ranks == 8
-    copies = {row.name: row for row in estimate(job(2, "all_gather", "fsdp2", dp=4, replicas=2)).collectives}
+    copies = {row.name: row for row in estimate(context_job(2, "all_gather", "fsdp2", dp=4, replicas=2)).collectives}
     assert (copies["block parameters"].ranks, copies["block gradients, replicas"].ranks) == (4, 2)
     with pytest.raises(ConfigError, match="replicas: must divide dp 4"):
-        job(2, "all_gather", "fsdp2", dp=4, gbs=8, replicas=8)
+        context_job(2, "all_gather", "fsdp2", dp=4, gbs=8, replicas=8)

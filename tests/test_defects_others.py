@@ -15,8 +15,7 @@ from steptime.hardware.machine import Machine
 T = 8192
 
 
-def job(model="llama3-70b", **said):
-    return jobs.job(model, **({"gbs": 256, "seqlen": T, "tp": 8, "pp": 4, "dp": 4} | said))
+job = jobs.usually("llama3-70b", gbs=256, seqlen=T, tp=8, pp=4, dp=4)
 
 
 def rows(answer, axis):

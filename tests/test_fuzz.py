@@ -144,7 +144,7 @@ def test_one_stage_has_no_split_backward_to_draw(tmp_path, capsys):
     assert line in capsys.readouterr().err
 
 
-def job(**model):
+def plan_of(**model):
     return {
         "model": {"preset": "llama3-8b", **model},
         "parallelism": {"tp": 1, "pp": 1, "dp": 8},
@@ -171,19 +171,19 @@ def test_sizes_beyond_all_models_are_refused(section, key, size):
     with pytest.raises(
         ConfigError, match=rf"^model\.{section}\.{key}: must be at most [\d,]+ \(got {size}|about 1e18\)"
     ):
-        Job.load(job(**{section: {"kind": "mla", key: size} if section == "attention" else {key: size}}))
+        Job.load(plan_of(**{section: {"kind": "mla", key: size} if section == "attention" else {key: size}}))
 
 
 def test_a_long_name_is_cut():
     with pytest.raises(ConfigError, match=r"^model\.preset: unknown model 'x{57}\.\.\.' \(3dtrn models lists them\)$"):
-        Job.load(job(preset="x" * 5000))
+        Job.load(plan_of(preset="x" * 5000))
 
 
 def test_rows_that_experts_drop_are_no_work():
     """Forward and backward are 6 FLOPs a weight; a dropped row saves three products of 4096 x 14336 in each of 32 layers."""
     experts = {"n_experts": 8, "expert_inter_sz": 14336, "experts_per_token": 2}
     whole, half, hardly = (
-        estimate(Job.load(job(moe=experts | {"capacity_factor": factor}))) for factor in (1.0, 0.5, 0.001)
+        estimate(Job.load(plan_of(moe=experts | {"capacity_factor": factor}))) for factor in (1.0, 0.5, 0.001)
     )
     tokens, layers = 32 * 4096, 32
     dropped = 6.0 * tokens * layers * 3 * 4096 * 14336  # one of each token's two rows
@@ -239,7 +239,7 @@ def test_a_long_word_is_cut(setting, capsys):
 
 def test_a_key_with_a_line_break_is_one_line():
     with pytest.raises(ConfigError) as error:
-        Job.load(job() | {"data": {"gbs\n1": 32}})
+        Job.load(plan_of() | {"data": {"gbs\n1": 32}})
     assert all("\n" not in line for line in error.value.problems)
 
 
@@ -247,4 +247,4 @@ def test_an_endless_capacity_is_refused():
     """It ended in an OverflowError."""
     experts = {"n_experts": 8, "expert_inter_sz": 14336, "experts_per_token": 2}
     with pytest.raises(ConfigError, match=r"^model\.moe\.capacity_factor: must be at most 100,?000 \(got inf\)"):
-        Job.load(job(moe=experts | {"capacity_factor": float("inf")}))
+        Job.load(plan_of(moe=experts | {"capacity_factor": float("inf")}))

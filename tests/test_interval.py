@@ -7,8 +7,7 @@ from math import exp, log
 from pathlib import Path
 
 import pytest
-from drawn import job as drawn_job
-from drawn import plans
+from drawn import drawn_job, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +52,7 @@ def run(cell, ratio, where=None, vote=1.0):
     return FitRun(f"r{cell}", cell, cell, "step", where, vote, log(ratio))
 
 
-def job(*sets):
+def plan_with(*sets):
     return Job.load(PLAN, sets=sets)
 
 
@@ -188,8 +187,8 @@ def test_inferred_accelerators_and_adapters_widen(what, text, plan):
     assert (here.low, here.high) == (pytest.approx(-0.06), pytest.approx(0.06))
     assert [axis.text for axis in here.beyond] == [text]
     assert interval.interval(place(), found).high == 0.02
-    assert getattr(place_of(job(*plan)), what)
-    assert not getattr(place_of(job("hardware=grand-teton-h100")), what)
+    assert getattr(place_of(plan_with(*plan)), what)
+    assert not getattr(place_of(plan_with("hardware=grand-teton-h100")), what)
 
 
 # --- what was not measured, in words ---
@@ -231,7 +230,7 @@ def test_a_machine_of_ones_own_has_an_interval_that_names_it():
     tiers = [{"name": "fabric", "bytes_per_s": "50 GB/s", "latency_s": "5 us"}]
     own = Machine(name="own", accelerator=device, devices_per_node=8, tiers=tiers)
     time = estimate(
-        job().replace(hardware={"node_type": own}, **{"performance.software": "torch", "parallelism.vpp": 1})
+        plan_with().replace(hardware={"node_type": own}, **{"performance.software": "torch", "parallelism.vpp": 1})
     ).time
     assert time.basis.evidence == "extrapolated"
     assert time.basis.extrapolation[0].startswith("no run on own-chip among those behind the interval; nearest ")
@@ -315,10 +314,10 @@ def test_what_nobody_measured_is_never_narrower_than_what_it_is_nearest_to(where
 
 def test_plans_off_the_map_are_wide():
     """A CPU, a pipeline of mostly bubble, tp over four nodes: each wider than the plan that it differs from."""
-    base = step_interval(job())
+    base = step_interval(plan_with())
 
     def width(*sets):
-        found = step_interval(job(*sets))
+        found = step_interval(plan_with(*sets))
         return found.high - found.low
 
     here = base.high - base.low
@@ -338,7 +337,7 @@ def test_plans_off_the_map_are_wide():
 
 
 def test_the_interval_of_a_job_scales_with_its_estimate():
-    found, time = step_interval(job()), estimate(job()).time
+    found, time = step_interval(plan_with()), estimate(plan_with()).time
     assert time.step_s_p10 == pytest.approx(time.step_s * exp(found.low))
     assert time.step_s_p90 == pytest.approx(time.step_s * exp(found.high))
 
@@ -355,7 +354,7 @@ def test_leaving_a_run_out_leaves_its_cell_out():
 
 
 def test_a_job_is_where_its_row_is():
-    where = place_of(job("parallelism.dp=16", "data.gbs=1024"))
+    where = place_of(plan_with("parallelism.dp=16", "data.gbs=1024"))
     assert where.kind == KIND
     assert dict(zip(AXES, where.at, strict=True)) == AT | {"devices": 512.0, "seqlen": 8192.0}
 

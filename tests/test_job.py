@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.job.local_params import shard_of
-from steptime.job.mesh import Fsdp, Parallelism
+from steptime.job.mesh import Fsdp
 from steptime.job.offload_rules import OF_NO_PROFILE
 from steptime.model.model import Model
 from steptime.software.performance import OPTIONS, Performance
@@ -25,14 +26,8 @@ from steptime.software.recomputation import Recomputation
 DLCALC = Path(__file__).parent / "data" / "dlcalc"
 
 
-def job(**changes):
-    sections = {
-        "model": "llama3-70b",
-        "parallelism": Parallelism(tp=8, pp=4, dp=32),
-        "data": {"gbs": 2048, "seqlen": 8192, "microbatch_sz": 1},
-        "hardware": "dgx-h100",
-    }
-    return Job(**sections).replace(**changes)
+def usual_job(**changes):
+    return jobs.job("llama3-70b", gbs=2048, seqlen=8192, tp=8, pp=4, dp=32).replace(**changes)
 
 
 @pytest.mark.parametrize("name", ["llama3_70b", "llama3_70b_cross_dc", "llama3_70b_dlcalc_0.1.3"])
@@ -53,16 +48,21 @@ def test_the_moe_config_of_dlcalc_runs():
 
 
 def test_forms_of_the_model_section(tmp_path):
-    by_name = job()
-    assert job(model={"preset": "llama3-70b"}) == by_name
-    assert job(model=by_name.model) == by_name
-    shorter = job(model={"preset": "llama3-70b", "n_layers": 40}).model
+    by_name = usual_job()
+    assert usual_job(model={"preset": "llama3-70b"}) == by_name
+    assert usual_job(model=by_name.model) == by_name
+    shorter = usual_job(model={"preset": "llama3-70b", "n_layers": 40}).model
     assert (shorter.n_layers, shorter.hidden_sz) == (40, 8192)
     assert "changed: n_layers" in shorter.source
-    assert job(model=Model(n_layers=8, hidden_sz=1024, inter_sz=4096, n_q_heads=8, vocab_sz=1000)).model.n_layers == 8
-    assert job(model={"preset": "llama3-70b", "dropout": True}).model.dropout == 0.1
     assert (
-        job(model=by_name.model.model_copy(update={"dropout": 0.2})).replace(**{"model.dropout": False}).model.dropout
+        usual_job(model=Model(n_layers=8, hidden_sz=1024, inter_sz=4096, n_q_heads=8, vocab_sz=1000)).model.n_layers
+        == 8
+    )
+    assert usual_job(model={"preset": "llama3-70b", "dropout": True}).model.dropout == 0.1
+    assert (
+        usual_job(model=by_name.model.model_copy(update={"dropout": 0.2}))
+        .replace(**{"model.dropout": False})
+        .model.dropout
         == 0.0
     )
 
@@ -85,28 +85,28 @@ def test_paths_are_relative_to_the_config(tmp_path):
 
 def test_forms_of_the_hardware_section():
     machine = Machine.load("dgx-h100")
-    assert job(hardware=machine).machine == machine
-    assert job(hardware={"node_type": machine}).machine == machine
-    faster = job(hardware={"node_type": "dgx-h100", "overrides": {"accelerator.memory_bytes": "96 GB"}})
+    assert usual_job(hardware=machine).machine == machine
+    assert usual_job(hardware={"node_type": machine}).machine == machine
+    faster = usual_job(hardware={"node_type": "dgx-h100", "overrides": {"accelerator.memory_bytes": "96 GB"}})
     assert faster.machine.accelerator.memory_bytes == 96e9
     assert faster.replace(**{"hardware.overrides.accelerator.power_w": 500.0}).machine.accelerator.memory_bytes == 96e9
-    assert Job(**job(hardware=machine).to_config()).machine == machine
+    assert Job(**usual_job(hardware=machine).to_config()).machine == machine
     with pytest.raises(ConfigError, match=r"^hardware.overrides: only for a machine given by name"):
-        job(hardware={"node_type": machine, "overrides": {"accelerator.power_w": 1.0}})
+        usual_job(hardware={"node_type": machine, "overrides": {"accelerator.power_w": 1.0}})
 
 
 def test_resolved_values():
-    plain = job()
+    plain = usual_job()
     assert (plain.sp, plain.zero_level, plain.schedule, plain.microbatches) == (True, 1, "1f1b", 64)
     assert plain.recompute == Recomputation()
     assert plain.software.states.param_dtype == "bf16"
     assert not plain.software.overlap.pp
-    alone = job(parallelism={"tp": 1, "pp": 1, "dp": 1, "sp": True})
+    alone = usual_job(parallelism={"tp": 1, "pp": 1, "dp": 1, "sp": True})
     assert not alone.sp
     assert "sp has no effect with tp 1" in assumptions(alone)
-    woven = job(**{"parallelism.vpp": 5})
+    woven = usual_job(**{"parallelism.vpp": 5})
     assert (woven.schedule, woven.software.overlap.pp) == ("interleaved", True)
-    sharded = job(parallelism={"tp": 8, "pp": 1, "dp": 32, "fsdp": {}})
+    sharded = usual_job(parallelism={"tp": 8, "pp": 1, "dp": 32, "fsdp": {}})
     assert (sharded.software.name, sharded.zero_level) == ("fsdp2", 3)
     assert sharded.replace(**{"parallelism.fsdp.reshard_after_forward": False}).zero_level == 2
 
@@ -125,14 +125,14 @@ def test_resolved_values():
     ],
 )
 def test_layers_per_chunk(changes, counts):
-    layered = job(**changes)
+    layered = usual_job(**changes)
     assert layered.layers_per_chunk == counts
     assert sum(counts) == layered.model.n_layers
 
 
 def test_one_chunk_holds_all_layers():
     whole = {"tp": 8, "pp": 1, "dp": 32, "embedding_and_loss_count_as_layers": True}
-    assert job(parallelism=whole).layers_per_chunk == [80]
+    assert usual_job(parallelism=whole).layers_per_chunk == [80]
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_one_chunk_holds_all_layers():
     ],
 )
 def test_recompute_has_one_normal_form(performance, plan):
-    planned = job(performance=performance, **{"parallelism.vpp": 2})
+    planned = usual_job(performance=performance, **{"parallelism.vpp": 2})
     assert planned.recompute == plan
     assert Job(**planned.to_config()).recompute == plan
 
 
 def test_replace_resolves_again_and_checks():
-    before = job()
+    before = usual_job()
     after = before.replace(**{"parallelism.tp": 4, "parallelism.dp": 64})
     assert (after.parallelism.tp, after.microbatches, before.microbatches) == (4, 32, 64)
     assert before.replace(**{"performance.software": "megatron-2021"}).software.kernels.attention_impl == "unfused"
@@ -186,7 +186,7 @@ def test_replace_resolves_again_and_checks():
 
 
 def test_the_last_of_two_ways_to_say_one_thing_wins():
-    full = job(performance=Performance(activation_checkpointing_type="full"))
+    full = usual_job(performance=Performance(activation_checkpointing_type="full"))
     block = full.replace(**{"performance.recompute": {"granularity": "full", "method": "block", "n_layers": 2}})
     assert block.recompute.method == "block"
     assert block.replace(**{"performance.activation_checkpointing_type": "none"}).recompute == Recomputation()
@@ -199,7 +199,7 @@ def test_the_last_of_two_ways_to_say_one_thing_wins():
 
 
 def test_values_of_one_job_do_not_leak_into_another():
-    first = job()
+    first = usual_job()
     assert first.layers_per_chunk == [20] * 4
     assert first.replace(**{"parallelism.pp": 2, "parallelism.dp": 64}).layers_per_chunk == [40, 40]
 
@@ -217,12 +217,12 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
         "accelerator.attention_backward_efficiency 0.4, "
         "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 as a fixed fraction of the best measured shape or of the peak, "
         "no accelerator.sm_count, so no wave quantization"
-    ) in assumptions(job(hardware=str(bare)))
-    assert "does not say" not in "\n".join(assumptions(job()))
+    ) in assumptions(usual_job(hardware=str(bare)))
+    assert "does not say" not in "\n".join(assumptions(usual_job()))
 
 
 def test_assumptions_say_what_was_unsaid():
-    said = "\n".join(assumptions(job()))
+    said = "\n".join(assumptions(usual_job()))
     assert "software: megatron-core (default; release 0.16.1)" in said
     assert "attention_impl flash" in said
     assert "not verified without a GPU" in said
@@ -232,12 +232,12 @@ def test_assumptions_say_what_was_unsaid():
         "activation_impl": "composite",
         "loss_impl": "composite",
     }
-    assert "only a GPU kernel" not in "\n".join(assumptions(job(performance=unfused)))
+    assert "only a GPU kernel" not in "\n".join(assumptions(usual_job(performance=unfused)))
 
 
 @pytest.mark.parametrize(("graphs", "said"), [(True, 1), (["attn"], 1), (False, 0)])
 def test_assumptions_say_that_the_memory_of_cuda_graphs_is_not_counted(graphs, said):
-    found = "\n".join(assumptions(job(performance={"cuda_graphs": graphs})))
+    found = "\n".join(assumptions(usual_job(performance={"cuda_graphs": graphs})))
     assert found.count("memory: what CUDA graphs hold besides is not counted") == said
 
 
@@ -245,8 +245,8 @@ def test_assumptions_of_a_traced_graph():
     """Expandable segments leave 2.4 % of activations and transients in pieces, fixed ones a fifth."""
     layout = {"tp": 1, "pp": 1, "dp": 64, "fsdp": {"wrap": "parameter"}}
     said = {"software": "fsdp2", "expandable_segments": True}
-    assert "reserved = allocated + 2.4 % of" in "\n".join(assumptions(job(parallelism=layout, performance=said)))
-    fixed = assumptions(job(parallelism=layout, performance={"software": "fsdp2"}))
+    assert "reserved = allocated + 2.4 % of" in "\n".join(assumptions(usual_job(parallelism=layout, performance=said)))
+    fixed = assumptions(usual_job(parallelism=layout, performance={"software": "fsdp2"}))
     assert "reserved = allocated + 20 %" in "\n".join(fixed)
 
 
@@ -264,7 +264,7 @@ def test_assumptions_of_a_traced_graph():
     ],
 )
 def test_notes_are_no_errors(layout, note):
-    assert [line for line in assumptions(job(parallelism=layout)) if line.startswith("note")] == (
+    assert [line for line in assumptions(usual_job(parallelism=layout)) if line.startswith("note")] == (
         [note] if note else []
     )
 
@@ -333,7 +333,7 @@ def test_the_echo_is_complete_and_reads_back_equal(layout, performance, model):
 def test_the_echo_has_keys_that_no_profile_sets(key, precision, software, machine):
     """A plan that sets one is another plan, also read back."""
     said = {"performance": {"precision": precision, "software": software, "activation_checkpointing_type": "none"}}
-    plain = job(model="llama3-8b", parallelism={"tp": 1, "pp": 1, "dp": 64}, hardware=machine, **said)
+    plain = usual_job(model="llama3-8b", parallelism={"tp": 1, "pp": 1, "dp": 64}, hardware=machine, **said)
     one = plain.replace(**{f"performance.{key}": True})
     assert one != plain
     assert one.to_config()["performance"][key] is True
@@ -360,14 +360,14 @@ def test_loading_is_cheap_and_lean():
 
 
 def test_replacing_is_fast():
-    base = job()
+    base = usual_job()
     _, calls = python_calls(lambda: [base.replace(**{"parallelism.tp": tp}) for tp in (1, 2, 4, 8)])
     assert calls / 4 < 900  # 575: over 1,000 a second
 
 
 def test_the_vocabulary_is_padded_to_the_multiple_that_is_said():
     """32,000 rows over tp 8: Megatron's usual 128 pads to 1,024 a time, a multiple of 1 to 8."""
-    usual = job(**{"model.vocab_sz": 32000})
+    usual = usual_job(**{"model.vocab_sz": 32000})
     assert shard_of(usual).vocab == 32768
     assert shard_of(usual.replace(**{"performance.vocab_multiple": 1})).vocab == 32000
     with pytest.raises(ConfigError, match=r"performance\.vocab_multiple: must be at least 1 \(got 0\)"):
@@ -376,7 +376,7 @@ def test_the_vocabulary_is_padded_to_the_multiple_that_is_said():
 
 def test_notes_are_lines_that_yaml_gives_back():
     """A next-line character is a line end to YAML, and would come back as a blank."""
-    noted = job().replace(notes=["left out\x85 here\n and  there"])
+    noted = usual_job().replace(notes=["left out\x85 here\n and  there"])
     assert noted.notes == ["left out here and there"]
     assert Job(**yaml.safe_load(yaml.safe_dump(noted.to_config(), allow_unicode=True))) == noted
 

@@ -1,8 +1,9 @@
 """Linear attention: parameters and FLOPs worked out by hand, and the time of its kernels beside published benchmarks."""
 
+import jobs
 import pytest
 
-from steptime import Job, estimate
+from steptime import estimate
 from steptime.cost import compute
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
@@ -17,13 +18,8 @@ from steptime.software.performance import load_software
 SMALL = {"n_layers": 4, "hidden_sz": 1024, "inter_sz": 4096, "n_q_heads": 8, "vocab_sz": 51200}
 
 
-def job(linear, **parallelism):
-    return Job(
-        model=SMALL | {"linear_attention": linear},
-        parallelism={"tp": 1, "pp": 1, "dp": 4} | parallelism,
-        data={"gbs": 32, "seqlen": 4096, "microbatch_sz": 1},
-        hardware="dgx-h100",
-    )
+def linear_job(linear, **parallelism):
+    return jobs.job(SMALL | {"linear_attention": linear}, gbs=32, **{"dp": 4} | parallelism)
 
 
 def accelerator(name):
@@ -96,7 +92,7 @@ def test_flops_are_those_that_megatron_counts():
     full = 4 * h * h + h * s  # causal: half of 2 h s
     by_hand = 6.0 * (3 * linear + full + 4 * 3 * h * 4096 + vocab * h)
     for tp in (1, 4):
-        found = estimate(job({"freq": 4}, tp=tp, dp=8 // tp)).flops
+        found = estimate(linear_job({"freq": 4}, tp=tp, dp=8 // tp)).flops
         assert found.model_per_step / (32 * s) == pytest.approx(by_hand, rel=1e-12)
         # the scores once more in backward: the hardware's only other FLOPs
         assert found.hardware_per_step / (32 * s) == pytest.approx(by_hand + h * s, rel=1e-12)

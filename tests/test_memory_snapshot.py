@@ -73,7 +73,7 @@ def test_the_peak_is_that_of_the_memory_table(changes):
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn.plans())
 def test_any_plan_has_a_sound_snapshot(plan):
-    found = estimate(drawn.job(plan))
+    found = estimate(drawn.drawn_job(plan))
     made = snapshot(found)
     sound(made)
     for row in found.memory.stages:

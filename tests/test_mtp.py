@@ -1,22 +1,16 @@
 """Multi-token prediction: parameters and FLOPs as published, and where its modules lie, in numbers worked out by hand."""
 
+import jobs
 import pytest
 
-from steptime import Job, estimate
+from steptime import estimate
 from steptime.job.assembly import Assembly
 from steptime.model.hf import read_hf_config
 
 SMALL = {"n_layers": 4, "hidden_sz": 1024, "inter_sz": 4096, "n_q_heads": 8, "vocab_sz": 51200}
 
 
-def job(model, performance=None, **parallelism):
-    return Job(
-        model=model,
-        parallelism={"tp": 1, "pp": 1, "dp": 64} | parallelism,
-        performance=performance or {},
-        data={"gbs": 128, "seqlen": 4096, "microbatch_sz": 1},
-        hardware="hgx-h800",
-    )
+job = jobs.usually(gbs=128, hardware="hgx-h800", dp=64)
 
 
 def small(mtp, performance=None, *, repeated=False, **parallelism):

@@ -25,7 +25,7 @@ MIB = 2.0**20
 ALL = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"]
 
 
-def job(modules, performance=None, **parallelism):
+def offloading_job(modules, performance=None, **parallelism):
     said = {"offload_modules": modules} if modules else {}
     return jobs.job("llama3-8b", performance=said | (performance or {}), **parallelism)
 
@@ -48,7 +48,7 @@ def layer(of):
 )
 def test_what_leaves_the_device(modules, gone):
     """Sums of rows are below 2^20 elements, and stay (min_offloaded_tensor_size)."""
-    assert layer(job(None)).saved - layer(job(modules)).saved == gone * MIB
+    assert layer(offloading_job(None)).saved - layer(offloading_job(modules)).saved == gone * MIB
 
 
 def test_small_tensors_stay():
@@ -61,21 +61,24 @@ def test_small_tensors_stay():
 
 def test_a_storage_that_two_ops_keep_comes_back_twice():
     """q, k, v and the output by the kernel, the output by the projection again: 32 + 8 + 8 + 32 + 32 MiB."""
-    assert layer(job(["core_attn", "attn_proj"])).ahead == 112 * MIB
+    assert layer(offloading_job(["core_attn", "attn_proj"])).ahead == 112 * MIB
 
 
 def test_a_discarded_output_is_sent_too_and_nothing_is_gained():
     """The norm's output is made again in backward, but was sent when the projection saved it: a copy of 32 MiB comes back."""
     again = {"recompute": {"granularity": "selective", "modules": ["layernorm"]}}
-    assert layer(job(["qkv_linear"], again)).ahead == 32 * MIB
-    assert layer(job(["qkv_linear"], again)).saved == layer(job(None, again)).saved
-    assert layer(job(["qkv_linear"], again)).backward.bytes >= layer(job(None, again)).backward.bytes + 32 * MIB
-    assert layer(job(["attn_norm"], again)).ahead == 32 * MIB
+    assert layer(offloading_job(["qkv_linear"], again)).ahead == 32 * MIB
+    assert layer(offloading_job(["qkv_linear"], again)).saved == layer(offloading_job(None, again)).saved
+    assert (
+        layer(offloading_job(["qkv_linear"], again)).backward.bytes
+        >= layer(offloading_job(None, again)).backward.bytes + 32 * MIB
+    )
+    assert layer(offloading_job(["attn_norm"], again)).ahead == 32 * MIB
 
 
 def test_a_copy_is_made_of_what_another_module_keeps():
     """The attention's output, 32 MiB, stays for the output projection; q, k, v and the output, 80 MiB, are sent and come back."""
-    assert layer(job(["core_attn"])).ahead == 80 * MIB
+    assert layer(offloading_job(["core_attn"])).ahead == 80 * MIB
 
 
 @pytest.mark.parametrize(("tokens", "sent"), [(1024, 0), (2048, 4096 * 4096 * 2)])
@@ -101,14 +104,14 @@ def test_experts_send_what_their_products_and_activation_read():
 
 def test_a_pipeline_holds_a_layer_of_the_next_backward_beside_its_forward():
     """Stage 0 of 4 holds 4 micro-batches of 8 layers; of each 176 MiB a layer go, and one layer's copies are back: 208 MiB."""
-    plain, away = (estimate(job(modules, pp=4, gbs=16)).memory.stages[0] for modules in (None, ALL))
+    plain, away = (estimate(offloading_job(modules, pp=4, gbs=16)).memory.stages[0] for modules in (None, ALL))
     assert plain.activations_bytes - away.activations_bytes == pytest.approx(4 * 8 * 176 * MIB)
     assert away.allocated_bytes < plain.allocated_bytes - 4 * 8 * 176 * MIB + 1.5 * 208 * MIB
 
 
 def test_copies_hide_under_a_layer_and_show_where_the_link_is_slower():
     """32 MiB of 32 layers and 8 micro-batches each way: 0.6 ms a layer, under its compute; at 0.5 GB/s 67 ms, less that."""
-    fast = estimate(job(["attn_norm"]))
+    fast = estimate(offloading_job(["attn_norm"]))
     assert fast.time.parts_s.get("host_comm", 0.0) == 0.0
     assert fast.time.hidden_s["host_comm"] == pytest.approx(2 * 8 * 32 * 32 * MIB / 55.6e9)
     slow = estimate(
@@ -157,7 +160,7 @@ def test_nothing_but_the_inputs_gradient_is_left_after_backward():
     """Of what core attention and projection sent (112 MiB, the output twice) all is freed again: 32 MiB are the gradient of the
     layer's input. By then the preceding layer's 112 MiB have come back.
     """
-    assembly = Assembly(job(["core_attn", "attn_proj"]))
+    assembly = Assembly(offloading_job(["core_attn", "attn_proj"]))
     (part,) = assembly.kinds
     autograd = PartMemories(assembly).autograd_of(part)
     kept = kept_by_part(part.ops, part.x, frozenset(), autograd)
@@ -174,7 +177,7 @@ def test_what_is_back_from_the_host_lies_beside_both_passes():
 
 def test_a_copy_to_the_host_takes_its_bytes_over_the_links_rate():
     """8 B at 2 B/s: 4 s, of which 1 s of compute hides as much, and slows nothing. No call has a latency of its own."""
-    context = estimate(job(ALL)).timing.context
+    context = estimate(offloading_job(ALL)).timing.context
     found = host_copy("x", "offload", 8.0, replace(context, host_bytes_per_s=2.0), 1.0)
     assert (found.name, found.kind, found.bytes, found.axis) == ("x", "offload", 8.0, "host")
     assert found.cost == CommCost(0.0, 4.0, "host link", 4.0, "copy")

@@ -287,7 +287,7 @@ def test_no_text_of_a_plan_becomes_markup(name, note):
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn.plans())
 def test_any_plan_has_a_sound_page(plan):
-    text = page(estimate(drawn.job(plan)))
+    text = page(estimate(drawn.drawn_job(plan)))
     sound(text)
     shown = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL).partition('<section id="assumed"')[0]
     assert not re.search(r"\b(nan|inf|None)\b", shown)

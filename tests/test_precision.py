@@ -32,7 +32,7 @@ RATES = rates.RATES._replace(recipe_flops=400e12)
 WEIGHT = (Param("w", (2560, 800)),)
 
 
-def job(precision="fp8_delayed", node="dgx-h100", tp=1, **performance):
+def layer_job(precision="fp8_delayed", node="dgx-h100", tp=1, **performance):
     """One layer of T = 4,096 tokens: h 1,024, 8 heads of 128, i 4,096, SwiGLU."""
     model = {"n_layers": 1, "hidden_sz": 1024, "inter_sz": 4096, "n_q_heads": 8, "vocab_sz": 1024}
     performance["precision"] = precision
@@ -40,7 +40,7 @@ def job(precision="fp8_delayed", node="dgx-h100", tp=1, **performance):
 
 
 def block(*args, **kwargs) -> dict[str, Op]:
-    return {op.name: op for op in Assembly(job(*args, **kwargs)).kinds[0].ops}
+    return {op.name: op for op in Assembly(layer_job(*args, **kwargs)).kinds[0].ops}
 
 
 def saved(ops: dict[str, Op]) -> dict[str, float]:
@@ -172,7 +172,7 @@ def test_norms_write_the_copies_or_a_cast_follows():
 
 
 def test_only_projections_of_blocks_are_quantized():
-    assembly = Assembly(job("fp8_current"))
+    assembly = Assembly(layer_job("fp8_current"))
     gemms = [op for op in assembly.kinds[0].ops if isinstance(op, Gemm)]
     assert [op.name for op in gemms] == ["attn.qkv", "attn.proj", "mlp.gate_up", "mlp.down"]
     assert all(op.recipe for op in gemms)
@@ -229,7 +229,7 @@ def test_sequence_parallelism_gathers_quantized():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_column_of_batches_equals_its_rows(name):
-    assembly = Assembly(job(name, "dgx-b200", tp=2))
+    assembly = Assembly(layer_job(name, "dgx-b200", tp=2))
     rates = rates_of(assembly.job.machine.accelerator, assembly.job.software)
 
     def costs(batch) -> list[object]:
@@ -264,9 +264,9 @@ def test_ranks_agree_on_a_maximum_before_they_cast_their_shares():
 def test_states_and_gathers():
     """4 h^2 + 3 h i weights are quantized; table, head (1,024 x h each) and three norms are not."""
     weights, rest = 4 * H * H + 3 * H * INNER, 2 * 1024 * H + 3 * H
-    plain = stage_states(Assembly(job("fp8_delayed")))[0]
-    stored = stage_states(Assembly(job("fp8_delayed", fp8_params=True)))[0]
-    wide = stage_states(Assembly(job("bf16")))[0]
+    plain = stage_states(Assembly(layer_job("fp8_delayed")))[0]
+    stored = stage_states(Assembly(layer_job("fp8_delayed", fp8_params=True)))[0]
+    wide = stage_states(Assembly(layer_job("bf16")))[0]
     padded = sum(bucket.elements for chunk in wide.buckets for bucket in chunk)
     assert wide.params_bytes == 2 * padded
     assert plain.params_bytes == 2 * padded + 2 * weights
@@ -274,7 +274,7 @@ def test_states_and_gathers():
     assert plain.gathered_itemsize == wide.gathered_itemsize == 2.0
     assert stored.gathered_itemsize == pytest.approx((weights + 2 * rest) / (weights + rest))
     assert plain[1:3] == wide[1:3]  # gradients and optimizer as ever
-    shared = stage_states(Assembly(job("mxfp8", "dgx-b200", fp8_params=True)))[0]
+    shared = stage_states(Assembly(layer_job("mxfp8", "dgx-b200", fp8_params=True)))[0]
     assert shared.gathered_itemsize == 2.0  # gathered in bf16, in the gradient buffer
 
 
@@ -288,12 +288,12 @@ def test_states_and_gathers():
     ],
 )
 def test_weights_are_quantized_once_a_step(name, stored, moved):
-    assert quantize_bytes_per_weight(job(name, **({"fp8_params": True} if stored else {}))) == moved
+    assert quantize_bytes_per_weight(layer_job(name, **({"fp8_params": True} if stored else {}))) == moved
 
 
 def test_one_copy_for_both_directions_has_no_transpose():
     """Blackwell's tensor cores read either layout: a weight that is stored quantized by its whole tensor is not touched again."""
-    assert quantize_bytes_per_weight(job("fp8_current", "dgx-b200", fp8_params=True)) == 0.0
+    assert quantize_bytes_per_weight(layer_job("fp8_current", "dgx-b200", fp8_params=True)) == 0.0
 
 
 # --- the words of measured rows ---
@@ -350,21 +350,21 @@ def test_words():
 
 
 def test_the_answer_names_the_rate():
-    fast, wide = estimate(job("fp8")).throughput, estimate(job("bf16")).throughput
+    fast, wide = estimate(layer_job("fp8")).throughput, estimate(layer_job("bf16")).throughput
     assert (fast.peak_dtype, fast.peak_flops_used) == ("fp8", 1979e12)
     assert (wide.peak_dtype, wide.peak_flops_used) == ("bf16", 989e12)
-    assert estimate(job("nvfp4", "gb200-nvl72")).throughput.peak_dtype == "fp4"
+    assert estimate(layer_job("nvfp4", "gb200-nvl72")).throughput.peak_dtype == "fp4"
 
 
 def test_each_product_is_held_against_its_own_peak():
-    found = estimate(job("fp8_current"))
+    found = estimate(layer_job("fp8_current"))
     assert "1.98 PFLOP/s dense peak" in str(explain(found, "mlp.gate_up"))
     assert "989 TFLOP/s dense peak" in str(explain(found, "head.proj"))
     assert "fp8_current projections" in " ".join(found.assumptions)
 
 
 def test_rows_of_products():
-    rows = {(row.name, row.pass_): row for row in estimate(job("fp8_current")).gemms}
+    rows = {(row.name, row.pass_): row for row in estimate(layer_job("fp8_current")).gemms}
     up, head = rows["mlp.gate_up", "forward"], rows["head.proj", "forward"]
     assert (up.input_bytes, up.weight_bytes, up.output_bytes) == (T * H, 2 * H * INNER, 2 * 2 * T * INNER)
     assert (head.input_bytes, head.weight_bytes) == (2 * T * H, 2 * H * 1024)
@@ -378,7 +378,7 @@ RUNS = [(name, "dgx-b200") for name in NAMES] + [(n, "dgx-h100") for n in NAMES 
 
 @pytest.mark.parametrize(("name", "node"), RUNS)
 def test_large_products_are_faster_than_in_bf16(name, node):
-    large = job().replace(
+    large = layer_job().replace(
         **{"model.hidden_sz": 16384, "model.inter_sz": 65536, "model.n_q_heads": 128, "hardware": node}
     )
     wide = estimate(large.replace(**{"performance.precision": "bf16"}))
@@ -392,7 +392,7 @@ def test_large_products_are_faster_than_in_bf16(name, node):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recompute_and_layouts_run(name):
-    wide = job(name, "gb200-nvl72", tp=4)
+    wide = layer_job(name, "gb200-nvl72", tp=4)
     for recompute in ("full", "selective", "super-selective")[: 2 if name == "fp8_delayed" else 3]:
         found = estimate(wide.replace(**{"performance.activation_checkpointing_type": recompute}))
         assert found.memory.peak_allocated_bytes <= estimate(wide).memory.peak_allocated_bytes * 1.001

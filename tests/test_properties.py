@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import fuzz_plans
 import pytest
-from drawn import job, models, plans
+from drawn import drawn_job, models, plans
 from fuzz_plans import keys as drawable
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -90,7 +90,7 @@ def rows_show_what_the_parts_show(answer):
 @settings(patient, max_examples=60)
 @given(plans())
 def test_what_holds_of_any_estimate(plan):
-    answer = estimate(job(plan))
+    answer = estimate(drawn_job(plan))
     parts_are_seconds_and_sum_to_the_step(answer)
     no_step_beats_the_peak(answer)
     memory_is_the_sum_of_its_parts(answer)
@@ -152,7 +152,7 @@ def test_the_hardware_runs_what_the_model_counts(model, tp, recomputed):
         "data": {"gbs": 4, "seqlen": 1024, "microbatch_sz": 1},
         "hardware": "dgx-h100",
     }
-    rates = estimate(job(plan)).throughput
+    rates = estimate(drawn_job(plan)).throughput
     assert 0 < rates.mfu <= rates.hfu * (1 + EPS)
     assert rates.hfu < 1
 
@@ -164,7 +164,7 @@ def test_more_zero_never_adds_states(plan):
     plan["parallelism"] = {"tp": plan["parallelism"]["tp"], "pp": 1, "dp": plan["parallelism"]["dp"]}
     held = []
     for level in range(4):
-        stage = estimate(job(plan, **{"parallelism.zero_level": level})).memory.stages[0]
+        stage = estimate(drawn_job(plan, **{"parallelism.zero_level": level})).memory.stages[0]
         held.append((stage.params_bytes, stage.gradients_bytes, stage.optimizer_bytes))
     for less, more in pairwise(held):
         # level 1 pads its buffers: 64 elements a parameter and lcm(dp, 128) a bucket
@@ -183,7 +183,7 @@ def test_recomputing_more_never_keeps_more(plan):
     for word in ("none", "selective", "super-selective", "full"):
         said = {key: value for key, value in plan["performance"].items() if key != "recompute"}
         changed = {**plan, "performance": {**said, "activation_checkpointing_type": word}}
-        answer = estimate(job(changed))
+        answer = estimate(drawn_job(changed))
         memories = PartMemories(answer.assembly)
         kept.append([memories.chunk(chunk).saved for chunk in answer.assembly.chunks])
         assert (answer.time.parts_s.get("recompute", 0.0) > 0.0) == (word != "none")
@@ -201,7 +201,7 @@ FASTER = {
 @patient
 @given(plans(), st.sampled_from(sorted(FASTER)), st.floats(1.0, 8.0))
 def test_a_faster_link_or_memory_never_slows_a_step(plan, what, factor):
-    slow = job(plan)
+    slow = drawn_job(plan)
     changes = {}
     for path in FASTER[what]:
         node = slow.machine.model_dump()
@@ -216,7 +216,7 @@ def test_a_faster_link_or_memory_never_slows_a_step(plan, what, factor):
 @patient
 @given(plans(), st.floats(1.0, 8.0))
 def test_a_faster_device_never_slows_a_step(plan, factor):
-    slow = job(plan)
+    slow = drawn_job(plan)
     device = slow.machine.accelerator
     changes = {f"accelerator.peak_flops.{k}": v * factor for k, v in device.peak_flops.items()}
     changes |= {f"accelerator.sustained_flops.{k}": v * factor for k, v in device.sustained_flops.items()}
@@ -234,7 +234,7 @@ def test_more_replicas_never_speed_up_a_step_of_the_same_work(plan):
     """
     plan["performance"]["software"], plan["hardware"] = "megatron-2021", "dgx-a100-80"
     plan["parallelism"] = {key: plan["parallelism"][key] for key in ("tp", "pp", "dp", "vpp")}
-    few = job(plan)
+    few = drawn_job(plan)
     many = few.replace(**{"parallelism.dp": few.parallelism.dp * 2, "data.gbs": few.data.gbs * 2})
     assert estimate(many).step_s >= estimate(few).step_s * (1 - EPS)
 
@@ -255,11 +255,11 @@ def test_a_document_is_plain_and_its_config_gives_it_again(plan):
 
     Not what other settings would save: the echo states each kernel, and torch.compile leaves those that a plan states.
     """
-    first = job(plan)
+    first = drawn_job(plan)
     document = estimate(first).to_dict()
     assert plain(document)
     text = json.dumps(document, allow_nan=False)
-    assert json.dumps(estimate(job(plan)).to_dict(), allow_nan=False) == text
+    assert json.dumps(estimate(drawn_job(plan)).to_dict(), allow_nan=False) == text
     again = Job.load(json.dumps(json.loads(text)["config"]))
     assert again == first
     second = estimate(again).to_dict()
@@ -275,7 +275,7 @@ def test_every_micro_batch_is_the_same_work(plan):
     Under Megatron-FSDP the root's parameters are gathered once a step, so that their copies stand in the first micro-batch alone.
     """
     plan["parallelism"] |= {"pp": 1, "vpp": 1}
-    one = job(plan)
+    one = drawn_job(plan)
     batch = one.parallelism.dp * one.data.microbatch_sz
     answers = [estimate(one.replace(**{"data.gbs": batch * m})) for m in (2, 3, 4)]
     for name in ("gemm", "attention", "memory_bound", "recompute"):

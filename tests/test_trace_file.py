@@ -211,7 +211,7 @@ def peak_bytes(found, stage):
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn.plans())
 def test_any_plan_has_a_sound_trace_whose_peak_is_the_tables(plan):
-    found = estimate(drawn.job(plan))
+    found = estimate(drawn.drawn_job(plan))
     for row in found.memory.stages:
         assert peak_bytes(found, row.stage) == pytest.approx(row.allocated_bytes, rel=1e-9)
     events = events_of(found)

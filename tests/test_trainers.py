@@ -56,7 +56,7 @@ def test_an_eager_norm_moves_ten_times_its_data_forward_and_twenty_times_back():
     """Of fp32 elements, against a fused kernel's two and three times half as much."""
     found = {}
     for norm in ("fused", "composite"):
-        ops = {op.name: op for op in estimate(job("aleph-alpha", tp=1, norm_impl=norm)).assembly.kinds[0].ops}
+        ops = {op.name: op for op in estimate(trainer_job("aleph-alpha", tp=1, norm_impl=norm)).assembly.kinds[0].ops}
         found[norm] = ops["attn.norm"]
     elements = 2048 * 4096
     assert found["composite"].forward_bytes == 10 * 4 * elements == (8 + 4 + 16 + 12) * elements
@@ -90,7 +90,7 @@ def test_the_device_waits_for_the_host(kernels, blocking, added):
 
 def test_kernels_of_a_block_are_counted():
     """A block without tensor parallelism: every op once, moves as often as they have kernels."""
-    found = estimate(job("torch", tp=1))
+    found = estimate(trainer_job("torch", tp=1))
     ops = found.assembly.kinds[0].ops
     listed = sum(getattr(op, "kernels", 1.0) for op in ops)
     assert found.timing.parts.layer.forward.kernels == listed
@@ -108,7 +108,7 @@ def test_one_link_of_a_node_carries_what_eight_did():
     assert single.bandwidth_s == pytest.approx(1e10 * 63 / 64 / (tiers[1].bytes_per_s * tiers[1].efficiency))
 
 
-def job(software, tp=8, dp=2, **performance):
+def trainer_job(software, tp=8, dp=2, **performance):
     usual = {"gbs": 16, "seqlen": 2048, "hardware": "dgx-a100-80gb"}
     return jobs.job("llama2-7b", software=software, performance=performance, tp=tp, dp=dp, sp=False, **usual)
 
@@ -117,7 +117,7 @@ def changed(monkeypatch, software, **fields):
     """An estimate under a profile with other fields."""
     whole = load_software(software).replace(**fields)
     monkeypatch.setattr("steptime.software.performance.load_software", lambda _: whole)
-    return estimate(job(software))
+    return estimate(trainer_job(software))
 
 
 def test_ranks_that_wait_for_each_other_lengthen_tensor_parallel_collectives_alone(monkeypatch):
@@ -145,7 +145,7 @@ def test_sharded_states_with_all_reduced_fp32_gradients_send_four_times_as_much(
 
 def test_all_reduced_gradients_of_replicated_shards_are_all_reduced_between_the_replicas_too():
     """ZeRO-1 over 4 of 8 ranks: the reduction over these 4 leaves whole sums, which the 2 replicas add up."""
-    of = job("aleph-alpha", tp=1, dp=8).replace(**{"parallelism.replicas": 2})
+    of = trainer_job("aleph-alpha", tp=1, dp=8).replace(**{"parallelism.replicas": 2})
     timing = estimate(of).timing
     call = timing.dp.reductions[0][0][0]
     inside, between = (
@@ -192,7 +192,7 @@ def test_cuda_graphs_halve_a_layers_launch_gaps():
     """Llama 2 7B: 16 micro-batches through 32 layers, half of the gap of each saved; nothing else changes."""
     gap_s = load_software("megatron-core").timing.layer_gap_s
     assert gap_s > 0.0
-    layers = (estimate(job("megatron-core", dp=1, cuda_graphs=on)).timing.parts.layer for on in (False, True))
+    layers = (estimate(trainer_job("megatron-core", dp=1, cuda_graphs=on)).timing.parts.layer for on in (False, True))
     plain, graphed = (sum(work.launch_s - work.host_s for work in layer[:2]) for layer in layers)
     assert plain - graphed == pytest.approx(gap_s / 2.0, rel=1e-9)
 
@@ -289,8 +289,8 @@ def test_the_logits_of_the_micro_batch_before_stay_in_their_output_buffer(monkey
     assert stay.peak_allocated_bytes - gone.peak_allocated_bytes == 2048 * 32768 * 2
     split = load_software("aleph-alpha").replace(gathered_logits=False)
     monkeypatch.setattr("steptime.software.performance.load_software", lambda _: split)
-    several = Assembly(job("aleph-alpha"))
+    several = Assembly(trainer_job("aleph-alpha"))
     assert earlier_logits_bytes(several, several.stages[0]) == 2048 * 32768 * 2 / several.job.parallelism.tp
     monkeypatch.undo()
-    alone = job("aleph-alpha").replace(**{"data.gbs": 2})
+    alone = trainer_job("aleph-alpha").replace(**{"data.gbs": 2})
     assert earlier_logits_bytes(Assembly(alone), Assembly(alone).stages[0]) == 0.0

@@ -7,6 +7,14 @@ import json
 import pytest
 
 
+@pytest.fixture(scope="module")
+def job(request):
+    """The job of the module's plan, CONFIG: a path or its text."""
+    from steptime.job.job import Job
+
+    return Job.load(request.module.CONFIG)
+
+
 @pytest.fixture
 def written(tmp_path):
     """Write events as a rank's trace and read it back."""

@@ -10,7 +10,6 @@ import torch
 from steptime import estimate
 from steptime.bench.runs import adamw, bandwidth
 from steptime.cost import compute
-from steptime.job.job import Job
 from steptime.software.performance import ITEMSIZE
 from steptime.timing.optimizer import update_bytes_per_param
 
@@ -22,11 +21,6 @@ performance: {software: torch}
 data: {gbs: 2, seqlen: 32, microbatch_sz: 2}
 hardware: {node_type: h100}
 """
-
-
-@pytest.fixture(scope="module")
-def job():
-    return Job.load(CONFIG)
 
 
 def model_bytes(job, part, names):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime import Job, estimate
+from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.bench import comparison, timings
 from steptime.bench.comparison import PredictionRow, summarize
@@ -17,11 +17,6 @@ from steptime.bench.runs.clock import Timing
 from steptime.bench.spread import LAYOUTS, named, spread
 
 CONFIG = Path(__file__).parents[2] / "configs" / "bench" / "cpu_tiny.yaml"
-
-
-@pytest.fixture(scope="module")
-def job() -> Job:
-    return Job.load(CONFIG)
 
 
 def test_an_error_is_predicted_over_measured_less_one():

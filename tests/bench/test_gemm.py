@@ -11,7 +11,6 @@ from steptime.bench import timings
 from steptime.bench.runs import gemm, operands
 from steptime.bench.runs.clock import Timing
 from steptime.bench.runs.gemm import GemmShape
-from steptime.job.job import Job
 
 CPU = torch.device("cpu")
 CONFIG = """
@@ -21,11 +20,6 @@ performance: {software: torch}
 data: {gbs: 2, seqlen: 32, microbatch_sz: 2}
 hardware: {node_type: h100}
 """
-
-
-@pytest.fixture(scope="module")
-def job():
-    return Job.load(CONFIG)
 
 
 def test_projections_are_the_configs_own(job):

@@ -18,7 +18,7 @@ from steptime.job.job import Job
 PATH = ROOT / "configs" / "llama3_8b_fsdp.yaml"
 
 
-def job(devices, per_node=8, **machine):
+def job_on(devices, per_node=8, **machine):
     hardware = Machine.load("dgx-h100", {"devices_per_node": per_node, "tiers.0.size": per_node, **machine})
     plan = Job.load(PATH)
     return plan.replace(parallelism={"tp": 1, "pp": 1, "dp": devices}, **{"data.gbs": devices}, hardware=hardware)
@@ -76,9 +76,9 @@ STEPTIME_JOB_STARTED=$(date +%s) torchrun \
 
 
 def test_texts():
-    assert emit("slurm", job(64), "plan.yaml", arguments=["--out", "results"]) == SLURM
-    assert emit("torchrun", job(64), "plan.yaml") == TORCHRUN
-    assert emit("torchrun", job(2), "plan.yaml") == ONE_NODE
+    assert emit("slurm", job_on(64), "plan.yaml", arguments=["--out", "results"]) == SLURM
+    assert emit("torchrun", job_on(64), "plan.yaml") == TORCHRUN
+    assert emit("torchrun", job_on(2), "plan.yaml") == ONE_NODE
 
 
 def test_a_config_of_the_repository():
@@ -88,14 +88,14 @@ def test_a_config_of_the_repository():
 
 
 def test_part_of_a_node():
-    text = emit("slurm", job(4), "plan.yaml")
+    text = emit("slurm", job_on(4), "plan.yaml")
     assert "#SBATCH --nodes=1\n" in text
     assert "#SBATCH --gpus-per-node=4\n" in text
     assert "--nproc-per-node=4" in text
 
 
 def test_without_gpus_slurm_is_asked_for_none():
-    assert "gpus" not in emit("slurm", job(16), "plan.yaml", gpus=False)
+    assert "gpus" not in emit("slurm", job_on(16), "plan.yaml", gpus=False)
 
 
 def run(script, tmp_path, name="plan.yaml"):
@@ -115,14 +115,14 @@ def run(script, tmp_path, name="plan.yaml"):
 @pytest.mark.parametrize("kind", ["slurm", "torchrun"])
 @pytest.mark.parametrize("devices", [1, 8, 64])
 def test_a_shell_can_read_it(kind, devices):
-    text = emit(kind, job(devices), "a plan's; rm -rf $HOME `x`.yaml")
+    text = emit(kind, job_on(devices), "a plan's; rm -rf $HOME `x`.yaml")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert all(len(line) < 120 for line in text.splitlines())
 
 
 def test_what_torchrun_gets_on_slurm(tmp_path):
     odd = "a plan's; $HOME `x`.yaml"
-    done = run(emit("slurm", job(16), odd, arguments=["--set", "data.gbs=16"]), tmp_path)
+    done = run(emit("slurm", job_on(16), odd, arguments=["--set", "data.gbs=16"]), tmp_path)
     assert done.returncode == 0, done.stderr
     stamp, started, *rest = done.stdout.splitlines()
     assert re.fullmatch(r"Job started at: \d{4}-\d\d-\d\d-\d{6} on \S+", stamp)
@@ -139,7 +139,7 @@ def test_what_torchrun_gets_on_slurm(tmp_path):
 
 
 def test_a_command_for_several_nodes_asks_for_the_first(tmp_path):
-    done = run(emit("torchrun", job(16), "plan.yaml"), tmp_path)
+    done = run(emit("torchrun", job_on(16), "plan.yaml"), tmp_path)
     assert done.returncode != 0
     assert "HEAD_NODE: the name of the first node" in done.stderr
 
@@ -157,13 +157,13 @@ def test_torchrun_takes_these_options():
 
 
 def test_no_deprecated_launcher_and_nothing_invented():
-    text = emit("slurm", job(64), "plan.yaml")
+    text = emit("slurm", job_on(64), "plan.yaml")
     assert "torch.distributed.launch" not in text
     assert not re.search(r"^#SBATCH --(partition|account|qos|time)", text, re.MULTILINE)
 
 
 def test_a_machines_name_stays_in_its_comment(tmp_path):
-    text = emit("slurm", job(8, name="odd\nrm -rf important"), "plan.yaml")
+    text = emit("slurm", job_on(8, name="odd\nrm -rf important"), "plan.yaml")
     assert "# 8 devices on 1 node of odd rm -rf important; one torchrun" in text
 
 
@@ -183,8 +183,8 @@ def test_a_machines_name_stays_in_its_comment(tmp_path):
 )
 def test_what_cannot_be_emitted(kind, devices, path, message):
     with pytest.raises(ConfigError, match=message):
-        emit(kind, job(devices), path)
+        emit(kind, job_on(devices), path)
 
 
 def test_a_path_is_no_option():
-    assert "steptime.bench ./--plan.yaml" in emit("torchrun", job(8), "--plan.yaml")
+    assert "steptime.bench ./--plan.yaml" in emit("torchrun", job_on(8), "--plan.yaml")

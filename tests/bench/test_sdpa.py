@@ -8,7 +8,6 @@ import torch
 from steptime import estimate
 from steptime.bench.runs import sdpa
 from steptime.bench.runs.sdpa import AttentionShape
-from steptime.job.job import Job
 
 CPU = torch.device("cpu")
 CONFIG = """
@@ -19,11 +18,6 @@ data: {gbs: 2, seqlen: 32, microbatch_sz: 2}
 hardware: {node_type: h100}
 """
 SMALL = AttentionShape(2, 32, 4, 2, 16)
-
-
-@pytest.fixture(scope="module")
-def job():
-    return Job.load(CONFIG)
 
 
 def test_shape_is_the_configs_own(job):

@@ -96,15 +96,15 @@ def test_stages_and_micro_batches_of_the_first_3d_parallel_release(tmp_path: Pat
     path, config = tmp_path / "run.sh", tmp_path / "ds.json"
     config.write_text('{"gradient_accumulation_steps": 8, "train_micro_batch_size_per_gpu": 2}', encoding="utf-8")
 
-    def job(more: str, pp: int):
+    def job_with(more: str, pp: int):
         path.write_text(f"deepspeed --num_nodes 1 --num_gpus 8 pretrain_gpt2.py {flags} {more}\n", encoding="utf-8")
         found = to_job(read("megatron", str(path), HARDWARE), HARDWARE)
         assert (found.parallelism.tp, found.parallelism.pp, found.parallelism.dp) == (2, pp, 4 // pp)
         return found.data.gbs
 
-    assert job("--pipe-parallel-size 2 --gas 8", 2) == 32
-    assert job("--pipe-parallel-size 2", 2) == 32  # by the ds_config
-    assert job("--pipe-parallel-size 0", 1) == 2 * 4 * 8
+    assert job_with("--pipe-parallel-size 2 --gas 8", 2) == 32
+    assert job_with("--pipe-parallel-size 2", 2) == 32  # by the ds_config
+    assert job_with("--pipe-parallel-size 0", 1) == 2 * 4 * 8
 
 
 def test_overlap_of_tensor_parallelism_switched_off_in_part(tmp_path: Path) -> None:

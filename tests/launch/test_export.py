@@ -8,8 +8,7 @@ import tomllib
 
 import pytest
 import yaml
-from drawn import job as drawn_job
-from drawn import plans
+from drawn import drawn_job, plans
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 

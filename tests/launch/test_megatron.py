@@ -325,7 +325,7 @@ def test_a_long_log_is_read_from_its_dump(tmp_path, monkeypatch):
 @given(drawn.plans(), st.lists(st.text(st.characters(codec="utf-8"), max_size=30), max_size=3))
 def test_a_saved_plan_is_the_same_job(plan, notes):
     notes = [note.encode("unicode_escape").decode() for note in notes]
-    job = drawn.job(plan, notes=notes)
+    job = drawn.drawn_job(plan, notes=notes)
     again = Job.load(plan_yaml(job))
     assert again == job
     assert plan_yaml(again) == plan_yaml(job)

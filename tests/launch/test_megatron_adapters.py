@@ -1,22 +1,17 @@
 """LoRA in the files of Megatron's own trainers: ms-swift's megatron sft, NeMo 1 and 2, Megatron-Bridge."""
 
 import pytest
-from launch_readings import DATA, HARDWARE
+from launch_readings import DATA, HARDWARE, job_of
 
 from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
-from steptime.launch.reading import to_job
 
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SWIFT = (
     "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --train_type {} --lora_rank 64 --target_modules {} "
     "--max_length 4096 --global_batch_size 16 --tensor_model_parallel_size {}\n"
 )
-
-
-def job(path):
-    return to_job(read("auto", str(path), HARDWARE), HARDWARE)
 
 
 def script(tmp_path, *words):
@@ -27,17 +22,17 @@ def script(tmp_path, *words):
 def test_adapters_of_ms_swift(tmp_path):
     """By hand, rank 64 beside every projection of Qwen3-8B: 64 x (4096 + 6144) + 64 x (4096 + 4096) for q, k, v in one and o,
     64 x (4096 + 24576) for gate and up in one, 64 x (12288 + 4096) for down, in 36 layers."""
-    found = job(script(tmp_path, "lora", "all-linear", 1))
+    found = job_of(script(tmp_path, "lora", "all-linear", 1))
     lora = found.model.lora
     assert (lora.rank, lora.targets, lora.dropout, found.parallelism.dp) == (64, EVERY, 0.05, 8)
     layer = 64 * (4096 + 6144) + 64 * (4096 + 4096) + 64 * (4096 + 24576) + 64 * (12288 + 4096)
     assert estimate(found).trained_params == 36 * layer
-    assert job(script(tmp_path, "full", "all-linear", 1)).model.lora is None
+    assert job_of(script(tmp_path, "full", "all-linear", 1)).model.lora is None
 
 
 def test_split_adapters_of_ms_swift(tmp_path):
     """With tp each rank holds one matrix whole and its part of the other: the same trained parameters in all."""
-    found = job(script(tmp_path, "lora", "all-linear", 2))
+    found = job_of(script(tmp_path, "lora", "all-linear", 2))
     assert (found.parallelism.tp, found.parallelism.dp, found.model.lora.split) == (2, 4, "one")
     layer = 64 * (4096 + 6144) + 64 * (4096 + 4096) + 64 * (4096 + 24576) + 64 * (12288 + 4096)
     assert estimate(found).trained_params == 36 * layer
@@ -55,11 +50,11 @@ def test_adapters_of_mindspeed(tmp_path):
     """By hand, rank 8 beside q, k, v in one and o: 8 x (4096 + 6144) + 8 x (4096 + 4096) in 36 layers; without targets none."""
     path = tmp_path / "train.sh"
     path.write_text(MINDSPEED.format("--lora-r 8 --lora-fusion --lora-target-modules linear_qkv linear_proj"))
-    found = job(path)
+    found = job_of(path)
     assert (found.parallelism.dp, found.model.lora.split, found.model.lora.dropout) == (4, "one", 0.0)
     assert estimate(found).trained_params == 36 * (8 * (4096 + 6144) + 8 * (4096 + 4096))
     path.write_text(MINDSPEED.format("--lora-r 8"))
-    assert job(path).model.lora is None
+    assert job_of(path).model.lora is None
 
 
 def test_masters_that_share_storage_with_the_weights_of_mindspeed(tmp_path):
@@ -68,7 +63,7 @@ def test_masters_that_share_storage_with_the_weights_of_mindspeed(tmp_path):
     sizes = []
     for flag in ("--reuse-fp32-param", ""):
         path.write_text(MINDSPEED.replace("--reuse-fp32-param", flag).format(""))
-        found = job(path)
+        found = job_of(path)
         sizes.append(estimate(found).memory.stages[0].optimizer_bytes)
         assert found.performance.master_dtype == ("remainder" if flag else None)
     params = estimate(found).trained_params
@@ -84,7 +79,7 @@ def test_masters_that_share_storage_with_the_weights_of_mindspeed(tmp_path):
 )
 def test_what_is_not_modeled_is_told(tmp_path, words, why):
     with pytest.raises(ConfigError) as error:
-        job(script(tmp_path, *words))
+        job_of(script(tmp_path, *words))
     assert any(why in line for line in error.value.problems), error.value.problems
 
 

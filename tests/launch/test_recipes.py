@@ -120,7 +120,7 @@ def repository(tmp_path):
     return tmp_path / "pkg" / "recipes"
 
 
-def job(path, **sets):
+def read_recipe(path, **sets):
     found = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
     reading = read("auto", str(path), found)
     return reading, to_job(reading, found)
@@ -128,7 +128,7 @@ def job(path, **sets):
 
 def test_a_recipe_of_nemo_is_followed_through_its_functions(repository):
     """16 devices / tp 4 = 4 replicas; the batch and precision are those that the called functions set."""
-    _, found = job(f"{repository / 'nemo.py'}:pretrain_recipe")
+    _, found = read_recipe(f"{repository / 'nemo.py'}:pretrain_recipe")
     layout, data = found.parallelism, found.data
     assert (found.model.n_layers, found.model.vocab_sz) == (32, 128256)
     assert (layout.tp, layout.pp, layout.dp, layout.zero_level) == (4, 1, 4, 1)
@@ -137,13 +137,13 @@ def test_a_recipe_of_nemo_is_followed_through_its_functions(repository):
 
 def test_adapters_of_a_recipe_are_one_line(repository):
     with pytest.raises(ConfigError, match="adapters over frozen weights"):
-        job(f"{repository / 'nemo.py'}:finetune_recipe")
+        read_recipe(f"{repository / 'nemo.py'}:finetune_recipe")
 
 
 @pytest.mark.parametrize("name", ["h100/own.py:qwen3_8b_pretrain_16gpu_config", "alias.py:qwen3_8b_config"])
 def test_a_recipe_of_bridge_is_followed_to_its_base(repository, name):
     """The base's batch and length, the model by its repository, 16 devices by the function's name; an undecided if is told."""
-    reading, found = job(repository / name)
+    reading, found = read_recipe(repository / name)
     layout, data = found.parallelism, found.data
     assert (found.model.n_layers, found.model.hidden_sz) == (36, 4096)
     assert (layout.tp, layout.dp, layout.zero_level) == (4, 4, 1)
@@ -156,7 +156,7 @@ def test_a_recipe_of_bridge_is_followed_to_its_base(repository, name):
 def test_what_a_base_that_is_not_there_says_is_asked_for(repository):
     (repository / "common.py").unlink()
     with pytest.raises(ConfigError, match=r"sequence length unknown.*--set data.seqlen=N"):
-        job(f"{repository / 'h100/own.py'}:qwen3_8b_pretrain_16gpu_config")
+        read_recipe(f"{repository / 'h100/own.py'}:qwen3_8b_pretrain_16gpu_config")
 
 
 def test_a_module_that_hands_on_itself_ends(repository):
@@ -173,7 +173,7 @@ def test_nothing_of_a_recipe_runs(repository, tmp_path):
         "    return recipe\n", f"    __import__('pathlib').Path({str(trap)!r}).touch()\n    return recipe\n", 1
     )
     (repository / "nemo.py").write_text(text, encoding="utf-8")
-    job(f"{repository / 'nemo.py'}:pretrain_recipe")
+    read_recipe(f"{repository / 'nemo.py'}:pretrain_recipe")
     assert not trap.exists()
 
 
@@ -294,6 +294,6 @@ def test_a_recipe_over_the_functions_of_another_module(repository):
     """Llama 3.1 Nemotron 70B has the sizes of Llama 3.1 70B; 4 nodes of 8 devices over tp 8 are 4 replicas."""
     (repository / "base_8b.py").write_text(BASE)
     (repository / "over.py").write_text(OVER)
-    _, found = job(f"{repository / 'over.py'}:pretrain_recipe")
+    _, found = read_recipe(f"{repository / 'over.py'}:pretrain_recipe")
     assert (found.model.n_layers, found.model.hidden_sz, found.model.vocab_sz) == (80, 8192, 128256)
     assert (found.parallelism.tp, found.parallelism.dp, found.data.seqlen) == (8, 4, 16384)

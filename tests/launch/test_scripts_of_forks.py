@@ -16,7 +16,7 @@ H100 = {"hardware.node_type": "dgx-h100"}
 RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
 
 
-def job(tmp_path, text, added=(), **sets):
+def job_of_script(tmp_path, text, added=(), **sets):
     path = tmp_path / "run.sh"
     path.write_text(text)
     sets = H100 | {key.replace("__", "."): value for key, value in sets.items()}
@@ -25,7 +25,7 @@ def job(tmp_path, text, added=(), **sets):
 
 def problems(tmp_path, text, **sets):
     with pytest.raises(ConfigError) as error:
-        job(tmp_path, text, **sets)
+        job_of_script(tmp_path, text, **sets)
     return [line.partition("run.sh: ")[2] for line in error.value.problems]
 
 
@@ -37,7 +37,7 @@ def test_a_script_that_submits_itself(tmp_path):
         f'CMD="pretrain_gpt.py {FLAGS} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"\n'
         "srun singularity exec image.sif ./launch.sh $CMD\n"
     )
-    layout = job(tmp_path, text).parallelism
+    layout = job_of_script(tmp_path, text).parallelism
     assert (layout.tp, layout.pp, layout.dp) == (2, 4, 4)
 
 
@@ -49,7 +49,7 @@ def test_a_script_of_grid_engine_has_the_nodes_of_its_header(tmp_path):
         f"mpirun -np $((NHOSTS * N)) --npernode $N python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size 2 "
         "--pipeline-model-parallel-size 4\n"
     )
-    assert job(tmp_path, text).parallelism.dp == 8
+    assert job_of_script(tmp_path, text).parallelism.dp == 8
 
 
 def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
@@ -61,12 +61,12 @@ def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
     assert "conf/model.sh, which was not found; put it in the same folder, or add --with FILE" in missing[0]
     other = tmp_path / "model.sh"
     other.write_text(f'MODEL="{FLAGS}"\n')
-    assert job(folder, text, [other]).model.n_layers == 8
+    assert job_of_script(folder, text, [other]).model.n_layers == 8
     (folder / "conf").mkdir()
     (folder / "conf" / "model.sh").write_text(f'MODEL="{FLAGS.replace("--num-layers 8", "--num-layers 6")}"\n')
-    assert job(folder, text).model.n_layers == 6
+    assert job_of_script(folder, text).model.n_layers == 6
     with pytest.raises(ConfigError, match="no such file"):
-        job(folder, text, [tmp_path / "nothing.sh"])
+        job_of_script(folder, text, [tmp_path / "nothing.sh"])
 
 
 def test_files_are_found_in_a_copy_of_the_repository(tmp_path):
@@ -76,7 +76,7 @@ def test_files_are_found_in_a_copy_of_the_repository(tmp_path):
     folder.mkdir()
     (folder.parent / "conf" / "model.sh").write_text(f'MODEL="{FLAGS}"\n')
     text = "ROOT=/data/$USER/project\nsource $ROOT/conf/model.sh\n" + RUN + "$MODEL\n"
-    assert job(folder, text).model.n_layers == 8
+    assert job_of_script(folder, text).model.n_layers == 8
 
 
 def test_a_file_outside_of_the_folder_is_not_read(tmp_path):
@@ -91,7 +91,7 @@ def test_flags_without_a_launch_command(tmp_path):
     text = f'GPT_ARGS="{SIZES}"\nMORE=(--bf16 --vocab-size 1000)\nexport ALL="$GPT_ARGS --swiglu"\n'
     what = "no launch command: number of devices unknown; give the script that reads it --with this file, or"
     assert problems(tmp_path, text) == [f"{what} add --set parallelism.dp=N"]
-    found = job(tmp_path, text, parallelism__dp=4)
+    found = job_of_script(tmp_path, text, parallelism__dp=4)
     assert (found.model.n_layers, found.model.glu, str(found.performance.precision)) == (8, True, "bf16")
 
 
@@ -118,7 +118,7 @@ def test_a_launch_without_a_count_is_asked_for_it(tmp_path, launch):
 )  # fmt: skip
 def test_counts_of_launchers(tmp_path, launch, dp):
     """dgx-h100 has 8 devices: what a script counts on a node of it, and what deepspeed starts without a hostfile."""
-    assert job(tmp_path, launch + FLAGS).parallelism.dp == dp
+    assert job_of_script(tmp_path, launch + FLAGS).parallelism.dp == dp
 
 
 def test_megatron_deepspeed_and_the_config_beside_it(tmp_path):
@@ -135,42 +135,44 @@ def test_megatron_deepspeed_and_the_config_beside_it(tmp_path):
             "--pp-partition-method 'type:transformer|embedding' --num-key-value-heads 4 --pad-vocab-size-to 2048 --num-experts 1"
         )
     )
-    found = job(tmp_path, text)
+    found = job_of_script(tmp_path, text)
     assert (found.parallelism.zero_level, found.performance.software) == (0, "megatron-deepspeed")
     assert found.performance.recompute.granularity == "full"
     assert (found.model.n_kv_heads, found.model.vocab_sz) == (4, 2048)
     assert (found.model.learned_positions, found.model.rotary_embeds) == (False, False)
     assert found.parallelism.embedding_and_loss_count_as_layers
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "train_batch_size": 64}')
-    assert job(tmp_path, text).parallelism.zero_level == 1
+    assert job_of_script(tmp_path, text).parallelism.zero_level == 1
 
 
 def test_deepspeed_distributes_layers_that_the_stages_do_not_divide(tmp_path):
     """deepspeed/runtime/utils.py, partition_balanced: the first of 2 stages has 4 of 7 layers; Megatron-LM refuses them."""
     flags = FLAGS.replace("--num-layers 8", "--num-layers 7") + " --pipeline-model-parallel-size 2 --zero-stage 0"
-    found = job(tmp_path, RUN + flags + " --deepspeed")
+    found = job_of_script(tmp_path, RUN + flags + " --deepspeed")
     assert list(found.layers_per_chunk) == [4, 3]
     with pytest.raises(ConfigError, match="pp\\*vpp = 2 must divide n_layers 7"):
-        job(tmp_path, RUN + flags.replace(" --zero-stage 0", ""))
+        job_of_script(tmp_path, RUN + flags.replace(" --zero-stage 0", ""))
 
 
 def test_fused_norms_and_optimizers_of_a_fork_are_the_usual_ones(tmp_path):
     """`--no-layer-norm-fusion` and `--no-optimizer-fusion` of a fork for MI250: without them both are as counted."""
-    assert not [note for note in job(tmp_path, RUN + FLAGS + " --layer-norm-fusion true").notes if "fusion" in note]
-    notes = job(tmp_path, RUN + FLAGS + " --optimizer-fusion false").notes
+    assert not [
+        note for note in job_of_script(tmp_path, RUN + FLAGS + " --layer-norm-fusion true").notes if "fusion" in note
+    ]
+    notes = job_of_script(tmp_path, RUN + FLAGS + " --optimizer-fusion false").notes
     assert "approximated: --optimizer-fusion false: the optimizer is counted in one kernel" in notes
 
 
 def test_sequences_over_ranks_of_megatron_deepspeed(tmp_path):
     """--ds-sequence-parallel-size is DeepSpeed's DistributedAttention: heads for tokens, 8 devices as dp 2 x cp 4."""
     flags = FLAGS + " --deepspeed --zero-stage 1 --ds-sequence-parallel-size 4 --use-flash-attn --no-pipeline-parallel"
-    layout = job(tmp_path, RUN + flags).parallelism
+    layout = job_of_script(tmp_path, RUN + flags).parallelism
     assert (layout.dp, layout.cp, layout.cp_comm_type) == (2, 4, "a2a")
 
 
 def test_bf16_under_deepspeed_shards_its_states_at_stage_0(tmp_path):
     """deepspeed/runtime/bf16_optimizer.py partitions the fp32 copies over data parallelism whatever the stage says."""
-    assert job(tmp_path, RUN + FLAGS + " --deepspeed --zero-stage 0").parallelism.zero_level == 1
+    assert job_of_script(tmp_path, RUN + FLAGS + " --deepspeed --zero-stage 0").parallelism.zero_level == 1
 
 
 def test_a_file_of_variables_alone_sizes_a_config(tmp_path):
@@ -214,11 +216,11 @@ def test_overrides_of_a_recipe_are_told_as_what_they_are(tmp_path):
 
 def test_underscores_and_whole_command_lines(tmp_path):
     text = RUN + f'"{FLAGS.replace("-", "_").replace("__", "--")} --no_bias_gelu_fusion"'
-    assert job(tmp_path, text).model.hidden_sz == 1024
+    assert job_of_script(tmp_path, text).model.hidden_sz == 1024
 
 
 def test_a_switch_may_say_true_or_false(tmp_path):
-    found = job(
+    found = job_of_script(
         tmp_path,
         RUN + FLAGS + " --sequence-parallel true --tensor-model-parallel-size 2 --use-distributed-optimizer false",
     )
@@ -269,14 +271,14 @@ def test_a_vocabulary_is_never_guessed_against_the_file(kind, files, entries):
 def test_a_comment_says_whose_official_tokenizer_it_is(tmp_path, remark, entries):
     flags = f"{SIZES} --tokenizer-type GPTSentencePieceTokenizer --make-vocab-size-divisible-by 1 --tokenizer-model $TOKENIZER"
     script = f"TOKENIZER=$BASE/tokenizer.model # {remark}\n{RUN}{flags}"
-    assert job(tmp_path, script).model.vocab_sz == entries
+    assert job_of_script(tmp_path, script).model.vocab_sz == entries
     assert problems(tmp_path, script.replace("offici", "my ").replace("offica", "my a"))[0].startswith("vocabulary")
 
 
 def test_a_padding_as_large_as_a_vocabulary_tells_it(tmp_path):
     """16032 x tp 8 is Llama 3's 128256; the usual multiple 128 tells nothing."""
     flags = f"{SIZES} --tensor-model-parallel-size 8 --tokenizer-type PretrainedFromHF --make-vocab-size-divisible-by "
-    assert job(tmp_path, RUN + flags + "16032").model.vocab_sz == 128256
+    assert job_of_script(tmp_path, RUN + flags + "16032").model.vocab_sz == 128256
     assert problems(tmp_path, RUN + flags + "128") == ["vocabulary size unknown; add --set model.vocab_sz=N"]
 
 
@@ -299,8 +301,8 @@ def test_a_sentencepiece_model_beside_the_script_is_counted(tmp_path):
     raw = b"".join(b"\x0a" + _varint(len(piece)) + piece for piece in inner) + b"\x12\x02\x08\x01"
     (tmp_path / "own.model").write_bytes(raw)
     flags = SIZES + " --tokenizer-model own.model --make-vocab-size-divisible-by 1 --tokenizer-type "
-    assert job(tmp_path, RUN + flags + "SentencePieceTokenizer").model.vocab_sz == 7
-    assert job(tmp_path, RUN + flags + "Llama2Tokenizer").model.vocab_sz == 3
+    assert job_of_script(tmp_path, RUN + flags + "SentencePieceTokenizer").model.vocab_sz == 7
+    assert job_of_script(tmp_path, RUN + flags + "Llama2Tokenizer").model.vocab_sz == 3
     long = flags.replace("own.model", "x" * 5000 + ".model") + "SentencePieceTokenizer"
     assert "vocabulary" in problems(tmp_path, RUN + long)[0]
     (tmp_path / "own.model").write_bytes(raw[:5])
@@ -381,7 +383,7 @@ def test_a_program_of_preference_learning_trains_otherwise(tmp_path):
 @pytest.mark.parametrize(("word", "activation"), [("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu")])
 def test_the_gated_activations_of_megatron_deepspeed(tmp_path, word, activation):
     """megatron/model/glu_activations.py: a half of the projection, through the function, times the other half."""
-    model = job(tmp_path, f"{RUN}{FLAGS} --glu-activation {word}").model
+    model = job_of_script(tmp_path, f"{RUN}{FLAGS} --glu-activation {word}").model
     assert (model.glu, model.activation) == (True, activation)
 
 
@@ -390,4 +392,4 @@ def test_flags_spelled_with_underscores(tmp_path):
         word.replace("-", "_").replace("__", "--", 1) if word[:2] == "--" else word for word in FLAGS.split()
     )
     assert "--num_layers" in spelled
-    assert job(tmp_path, RUN + spelled) == job(tmp_path, RUN + FLAGS)
+    assert job_of_script(tmp_path, RUN + spelled) == job_of_script(tmp_path, RUN + FLAGS)

@@ -1,20 +1,15 @@
 """A script that hands another to sbatch, and words that its reader is to fill in."""
 
 import pytest
+from launch_readings import job_of
 
 from steptime.base.config import ConfigError
-from steptime.launch.read import read
-from steptime.launch.reading import to_job
 from steptime.launch.shell.script import read_script
 
 FLAGS = (
     "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1 --vocab-size 1000"
 )
 H100 = {"hardware.node_type": "dgx-h100"}
-
-
-def job(path):
-    return to_job(read("auto", str(path), H100), H100)
 
 
 def test_a_script_that_submits_another_has_its_nodes_and_the_headers_of_that_one(tmp_path):
@@ -26,7 +21,7 @@ def test_a_script_that_submits_another_has_its_nodes_and_the_headers_of_that_one
     run.write_text(
         '#!/bin/bash\nexport PARAMS="--tensor-model-parallel-size 4"\nsbatch --nodes=2 --export=PARAMS job.sh\n'
     )
-    found = job(run)
+    found = job_of(run)
     assert (found.parallelism.tp, found.parallelism.dp, str(found.performance.precision)) == (4, 4, "fp16")
 
 
@@ -37,7 +32,7 @@ def test_words_to_be_filled_in_are_no_redirections(tmp_path):
         f'#!/bin/bash\nO="{FLAGS} --tensorboard-dir <PATH TO tensorboard> --fp16 "\n'
         'CMD="torchrun --nproc_per_node 8 pretrain_gpt.py $O"\nbash -c "${CMD}"\n'
     )
-    assert str(job(run).performance.precision) == "fp16"
+    assert str(job_of(run).performance.precision) == "fp16"
 
 
 def test_words_behind_the_text_of_bash_c_are_its_arguments(tmp_path):
@@ -47,7 +42,7 @@ def test_words_behind_the_text_of_bash_c_are_its_arguments(tmp_path):
         f"#!/bin/bash\nCMD=(python pretrain_gpt.py {FLAGS} --fp16 --tensor-model-parallel-size 4)\n"
         'torchrun --nnodes 2 --nproc_per_node 4 --no_python bash -c \'\nexport A=1\nexec "$@"\n\' bash "${CMD[@]}"\n'
     )
-    found = job(run)
+    found = job_of(run)
     assert (found.parallelism.tp, found.parallelism.dp, str(found.performance.precision)) == (4, 2, "fp16")
 
 
@@ -59,7 +54,7 @@ def test_a_here_document_given_to_sbatch_is_the_job(tmp_path):
         f'CMD="python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size $TP"\n'
         'srun --label bash -x -c "\\$CMD" 2>&1 | tee log\nEOF\n'
     )
-    found = job(run)
+    found = job_of(run)
     assert (found.parallelism.tp, found.parallelism.dp) == (4, 6)
 
 
@@ -70,7 +65,7 @@ def test_a_here_document_goes_through_a_pipe_to_sbatch(tmp_path):
         "#!/bin/bash\nNODES=2\ncat <<EOF | sbatch --export=ALL\n#!/bin/bash\n#SBATCH --nodes=$NODES\n"
         f"srun torchrun --nnodes=\\$SLURM_NNODES --nproc_per_node=8 pretrain_gpt.py {FLAGS} --tensor-model-parallel-size 2\nEOF\n"
     )
-    assert (job(run).parallelism.tp, job(run).parallelism.dp) == (2, 8)
+    assert (job_of(run).parallelism.tp, job_of(run).parallelism.dp) == (2, 8)
 
 
 @pytest.mark.parametrize(("shell", "dp"), [("bash -s 8 3", 6), ("bash -", 4), ("bash -x", 4), ("bash", 4)])
@@ -81,7 +76,7 @@ def test_a_shell_reads_a_here_document_with_its_arguments(tmp_path, shell, dp):
         f"#!/bin/bash\n{shell} <<'EOF'\ntorchrun --nproc_per_node ${{1:-8}} --nnodes ${{2:-2}} pretrain_gpt.py {FLAGS} "
         "--tensor-model-parallel-size 4\nEOF\n"
     )
-    assert job(run).parallelism.dp == dp
+    assert job_of(run).parallelism.dp == dp
 
 
 def test_a_quoted_here_document_is_filled_in_by_the_job_alone(tmp_path):
@@ -91,7 +86,7 @@ def test_a_quoted_here_document_is_filled_in_by_the_job_alone(tmp_path):
         f'#!/bin/bash\nTP=4\nsbatch --nodes 2 <<"EOF"\n#!/bin/bash\n#SBATCH --ntasks-per-node=8\nTP=2\n'
         f"srun python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size $TP\nEOF\n"
     )
-    found = job(run)
+    found = job_of(run)
     assert (found.parallelism.tp, found.parallelism.dp) == (2, 8)
 
 
@@ -112,7 +107,7 @@ def test_a_script_that_trains_nothing_says_what_it_is(tmp_path, text, line):
     run = tmp_path / "run.sh"
     run.write_text(f"#!/bin/bash\n{text}")
     with pytest.raises(ConfigError) as error:
-        job(run)
+        job_of(run)
     assert [line in problem for problem in error.value.problems] == [True]
 
 
@@ -149,6 +144,6 @@ def test_values_missing_from_a_script_that_is_written_first_are_asked_for(tmp_pa
     body = f"torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py {flags} --bf16"
     run.write_text(f"#!/bin/bash\ncat > job.sbatch <<EOF\n#!/bin/bash\n{body}\nEOF\nsbatch job.sbatch\n")
     with pytest.raises(ConfigError) as error:
-        job(run)
+        job_of(run)
     fix = "write LAYERS=... MBS=... before the command"
     assert error.value.problems == [f"{run}: line 2: $LAYERS, $MBS have no value; {fix}"]

@@ -67,16 +67,16 @@ def test_a_pipeline_without_shards_is_counted_once():
     assert [flag.name for flag in reading.of("unmodeled")] == ["training.global_batch_size"]
 
 
-def job(shards=8, compiled="true", mode="none", more=""):
+def config_text(shards=8, compiled="true", mode="none", more=""):
     return TOML.format(shards=shards, compiled=compiled, mode=mode) + more
 
 
 def test_a_memory_budget_is_that_of_the_plan():
     """torch._functorch.config.activation_memory_budget, with torchtitan's default of 0.5 (MemoryBudgetAC)."""
-    found = read_torchtitan("job.toml", job(mode="memory_budget", more="memory_budget = 0.9"))
+    found = read_torchtitan("job.toml", config_text(mode="memory_budget", more="memory_budget = 0.9"))
     assert found.config["performance"]["recompute"] == {"granularity": "selective", "memory_budget": 0.9}
     assert not found.of("unmodeled")
-    usual = read_torchtitan("job.toml", job(mode="memory_budget"))
+    usual = read_torchtitan("job.toml", config_text(mode="memory_budget"))
     assert "0.5" in next(flag.note for flag in usual.of("unmodeled") if flag.name == "activation_checkpoint.mode")
     assert usual.config["performance"]["recompute"]["memory_budget"] == 0.7
 
@@ -85,11 +85,11 @@ def test_a_memory_budget_is_that_of_the_plan():
     ("text", "line"),
     [
         (
-            job(compiled="false", mode="memory_budget"),
+            config_text(compiled="false", mode="memory_budget"),
             "job: activation_checkpoint.mode: memory_budget needs compile.enable, with model among compile.components",
         ),
         (
-            job(mode="memory_budget", more="memory_budget = 1.5"),
+            config_text(mode="memory_budget", more="memory_budget = 1.5"),
             "job: activation_checkpoint.memory_budget: expected a number from 0 to 1 (got 1.5)",
         ),
     ],
@@ -101,7 +101,7 @@ def test_a_budget_that_torchtitan_refuses_is_one_line(text, line):
 def test_float8_projections_are_no_job_of_one_rank():
     """torchtitan converts what FSDP gathers: 8 devices over tp 8 are one rank, so the launcher's default is not the job's."""
     text = (
-        job(shards=-1)
+        config_text(shards=-1)
         .replace("[model]", '[model]\nconverters = ["float8"]')
         .replace("[compile]", "tensor_parallel_degree = 8\n[compile]")
     )
@@ -128,7 +128,7 @@ def test_one_device_keeps_copies_of_the_weights_under_autocast():
     8,030,261,248 parameters, less the embedding's 128,256 * 4,096 and 65 norms of 4,096: 7,504,658,432, two bytes each
     (torch/amp/autocast_mode.py; torchtitan/distributed/utils.py, maybe_enable_amp).
     """
-    found = read_torchtitan("job.toml", job(shards=1, compiled="false"))
+    found = read_torchtitan("job.toml", config_text(shards=1, compiled="false"))
     kept = {}
     for dtype in ("fp32", "bf16"):
         plan = to_job(found, {"hardware.node_type": "b300", "performance.param_dtype": dtype})
@@ -157,7 +157,9 @@ def test_a_model_without_a_table_is_named_by_its_module(module, line):
 
 def test_logits_without_loss_parallelism_are_gathered():
     """torchtitan/models/llama3/infra/parallelize.py (v0.2.2), apply_tp: output_layouts Replicate without loss_parallel."""
-    tp = job().replace("data_parallel_shard_degree = 8", "data_parallel_shard_degree = 4\ntensor_parallel_degree = 2")
+    tp = config_text().replace(
+        "data_parallel_shard_degree = 8", "data_parallel_shard_degree = 4\ntensor_parallel_degree = 2"
+    )
     for text in (
         tp.replace("tensor_parallel", "disable_loss_parallel = true\ntensor_parallel"),
         tp.replace("tensor_parallel", "enable_loss_parallel = false\ntensor_parallel"),
@@ -166,13 +168,13 @@ def test_logits_without_loss_parallelism_are_gathered():
         assert found.config["performance"]["gathered_logits"], text
         assert not found.of("unmodeled")
     assert "gathered_logits" not in read_torchtitan("job.toml", tp).config["performance"]
-    alone = job().replace("data_parallel_shard", "disable_loss_parallel = true\ndata_parallel_shard")
+    alone = config_text().replace("data_parallel_shard", "disable_loss_parallel = true\ndata_parallel_shard")
     assert "gathered_logits" not in read_torchtitan("job.toml", alone).config["performance"]
 
 
 @pytest.mark.parametrize(("word", "how"), [("fused", None), ("foreach", "foreach"), ("for-loop", "for_loop")])
 def test_the_implementation_of_adamw(word, how):
-    found = read_torchtitan("job.toml", job(more=f'[optimizer]\nimplementation = "{word}"'))
+    found = read_torchtitan("job.toml", config_text(more=f'[optimizer]\nimplementation = "{word}"'))
     assert found.config["performance"].get("optimizer_impl") == how
     assert to_job(found, {"hardware.node_type": "h100"}).software.states.optimizer_impl == (how or "fused")
 

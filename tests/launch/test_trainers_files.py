@@ -1,7 +1,7 @@
 """Files of trainers that a table of keys alone translates: what each says, by hand, and what it asks for."""
 
 import pytest
-from launch_readings import DATA, HARDWARE
+from launch_readings import DATA, HARDWARE, job_of
 
 from steptime.base.config import ConfigError
 from steptime.launch.keys import load_table
@@ -14,14 +14,9 @@ from steptime.validation.logged import compare, read_run
 FOLDER = DATA / "trainers"
 
 
-def job(name, **sets):
-    sets = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
-    return to_job(read("auto", str(FOLDER / name), sets), sets)
-
-
 def problems(name, **sets):
     with pytest.raises(ConfigError) as error:
-        job(name, **sets)
+        job_of(FOLDER / name, **sets)
     return [line.rpartition(name + ": ")[2] for line in error.value.problems]
 
 
@@ -55,7 +50,7 @@ SAID = [
 
 @pytest.mark.parametrize(("name", "sets", "said"), SAID)
 def test_a_file_says_its_job(name, sets, said):
-    found = shape(job(name, **sets))
+    found = shape(job_of(FOLDER / name, **sets))
     zero = found[1][3] if found[1][3] is not None else said[1][3]
     assert (found[0], (*found[1][:3], zero), found[2], found[3]) == said
 
@@ -63,19 +58,19 @@ def test_a_file_says_its_job(name, sets, said):
 @pytest.mark.parametrize("name", ["llamafactory.yaml", "primus.yaml", "olmo.yaml"])
 def test_a_launcher_of_its_own_takes_the_devices_of_one_node_and_says_so(name):
     """llamafactory-cli starts a process on each device of one node, Primus's run_pretrain.sh and OLMo's torchrun 8: dp 8."""
-    found = job(name)
+    found = job_of(FOLDER / name)
     assert found.parallelism.dp == 8
     assert any(note.startswith("number of devices not set, 8 assumed: ") for note in found.notes)
 
 
 def test_adapters_of_a_file_are_the_plans():
-    found = job("axolotl.yaml", parallelism__dp=8).model
+    found = job_of(FOLDER / "axolotl.yaml", parallelism__dp=8).model
     assert found.lora is not None
     assert (found.n_layers, found.lora.rank, found.lora.targets) == (32, 16, list(EVERY))
 
 
 def test_zero_by_the_name_of_a_file_is_told_and_a_file_beside_goes_before_it(tmp_path):
-    assert "ZeRO stage 3 from the name zero3" in job("swift.sh").notes
+    assert "ZeRO stage 3 from the name zero3" in job_of(FOLDER / "swift.sh").notes
     text = (FOLDER / "llamafactory.yaml").read_text()
     (tmp_path / "ds_z2_config.json").write_text('{"zero_optimization": {"stage": 1}, "train_batch_size": "auto"}')
     (tmp_path / "job.yaml").write_text(text)

@@ -2,14 +2,13 @@
 
 from types import SimpleNamespace
 
+import jobs
 import pytest
 
 from steptime import ConfigError, estimate
-from steptime.base.config import build
 from steptime.cost import compute
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
-from steptime.job.job import Job
 from steptime.model.grouped_casts import low_precision
 from steptime.model.ops import Gemm, Param, Tensor
 from steptime.software.efficiency import NOTHING_FITTED, using
@@ -29,23 +28,15 @@ def product(precision, rows, n, k, experts):
     )
 
 
-def job(precision="none", machine="dgx-b200", name="torchtitan", moe=None, model=None, **parallelism):
+def experts_job(precision="none", machine="dgx-b200", name="torchtitan", moe=None, model=None, **parallelism):
     experts = {"n_experts": 8, "expert_inter_sz": 512, "experts_per_token": 2} | (model or {})
-    return build(
-        Job,
-        {
-            "model": {
-                "n_layers": 2, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192, "moe": experts,
-            },
-            "parallelism": {"tp": 1, "pp": 1, "dp": 8, "ep": 4} | parallelism,
-            "performance": {
-                "software": name, "precision": "bf16", "activation_checkpointing_type": "none",
-                "moe": {"grouped_precision": precision} | (moe or {}),
-            },
-            "data": {"gbs": 16, "seqlen": 2048, "microbatch_sz": 2},
-            "hardware": {"node_type": machine},
-        },
-    )  # fmt: skip
+    sizes = {"n_layers": 2, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192, "moe": experts}
+    performance = {
+        "software": name, "precision": "bf16", "activation_checkpointing_type": "none",
+        "moe": {"grouped_precision": precision} | (moe or {}),
+    }  # fmt: skip
+    batch = {"gbs": 16, "seqlen": 2048, "microbatch_sz": 2}
+    return jobs.job(sizes, hardware=machine, performance=performance, **batch, **{"dp": 8, "ep": 4} | parallelism)
 
 
 def gemms(of):
@@ -108,7 +99,7 @@ def test_weight_gradients_in_bf16_run_at_bf16_rates():
 @pytest.mark.parametrize("ep", [1, 4])
 def test_groups_are_padded(precision, multiple, ep):
     """2 x 2,048 tokens, 2 experts each: 8,192 rows, and for each of the 8 / ep experts of a device a multiple more at most."""
-    ops = [op for part in estimate(job(precision, ep=ep)).assembly.kinds for op in part.ops]
+    ops = [op for part in estimate(experts_job(precision, ep=ep)).assembly.kinds for op in part.ops]
     out = next(t for op in ops for t in op.outputs if t.name == "experts.out")
     assert out.elements == 1024 * (8192 + multiple * 8 / ep)
     names = {op.name for op in ops}
@@ -116,9 +107,9 @@ def test_groups_are_padded(precision, multiple, ep):
 
 
 def test_only_routed_products_are_cast():
-    converted = gemms(job("mxfp8_torchao"))
+    converted = gemms(experts_job("mxfp8_torchao"))
     assert {name for name, op in converted.items() if op.recipe} == {"experts.gate", "experts.up", "experts.down"}
-    assert not any(op.recipe for op in gemms(job()).values())
+    assert not any(op.recipe for op in gemms(experts_job()).values())
 
 
 @pytest.mark.parametrize(
@@ -134,19 +125,19 @@ def test_only_routed_products_are_cast():
 )
 def test_where_it_is_refused(said, words):
     with pytest.raises(ConfigError) as caught:
-        job(**said)
+        experts_job(**said)
     lines = [line for line in str(caught.value).splitlines() if "grouped_precision" in line]
     assert len(lines) == 1
     assert words in lines[0]
 
 
 def test_rowwise_runs_on_hopper():
-    assert gemms(job("fp8_rowwise", "dgx-h100"))["experts.down"].recipe.forward_rate == 0.75
+    assert gemms(experts_job("fp8_rowwise", "dgx-h100"))["experts.down"].recipe.forward_rate == 0.75
 
 
 def automodel(precision, **said):
     """A job of NeMo AutoModel on B200, one projection of 8 / 4 experts, 1,024 x 1,024 (gate and up) and 512 x 1,024 (down)."""
-    return job(precision, name="automodel", moe={"dispatcher": "flex"} | said)
+    return experts_job(precision, name="automodel", moe={"dispatcher": "flex"} | said)
 
 
 def test_automodel_lays_the_weight_out_again():

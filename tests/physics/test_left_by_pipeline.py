@@ -10,6 +10,7 @@ One sequence of 128 tokens; 2 stages of 2 layers; 4 micro-batches. A layer has 4
 
 from __future__ import annotations
 
+import jobs
 import pytest
 
 from steptime.answer.result import estimate
@@ -20,7 +21,7 @@ from steptime.job.job import Job
 REDUCED, BOUNDARY, LOGITS = 164_352.0, 16_384.0, 131_072.0
 
 
-def job(software: str = "torchtitan@0.1") -> Job:
+def sharded_job(software: str = "torchtitan@0.1") -> Job:
     """The job of the docstring."""
     sizes = {
         "n_layers": 4,
@@ -31,18 +32,14 @@ def job(software: str = "torchtitan@0.1") -> Job:
         "head_dim": 16,
         "vocab_sz": 512,
     }
-    return Job(
-        model=sizes,
-        parallelism={"pp": 2, "dp": 2, "fsdp": {"reshard_after_forward": False, "reduce_dtype": "fp32"}},
-        performance={"software": software, "precision": "bf16"},
-        data={"gbs": 8, "seqlen": 128, "microbatch_sz": 1},
-        hardware="h100-sxm",
-    )
+    sharded = {"reshard_after_forward": False, "reduce_dtype": "fp32"}
+    bf16, where = {"software": software, "precision": "bf16"}, "h100-sxm"
+    return jobs.job(sizes, seqlen=128, hardware=where, performance=bf16, pp=2, dp=2, fsdp=sharded)
 
 
 def stage(at: int, software: str = "torchtitan@0.1") -> ShardedStage:
     """One of the two stages."""
-    assembly = Assembly(job(software))
+    assembly = Assembly(sharded_job(software))
     return ShardedStage(stage_chunks(assembly)[at], shards(assembly, at))
 
 
@@ -81,11 +78,11 @@ def test_later_torch_keeps_neither():
 
 def test_the_estimate_counts_them():
     """The last stage's peak is a backward, beside which three of four logits and the reduction's input stay."""
-    keeping = estimate(job())
+    keeping = estimate(sharded_job())
     held = ShardedStage.left
     try:
         ShardedStage.left = lambda *_: 0.0  # type: ignore[method-assign]
-        freeing = estimate(job())
+        freeing = estimate(sharded_job())
     finally:
         ShardedStage.left = held  # type: ignore[method-assign]
     more = [

@@ -12,11 +12,11 @@ from __future__ import annotations
 import random
 from functools import cache
 
+import jobs
 import pytest
 from mcore_ask import ask, cases, checked, model
 
 from steptime.job.assembly import Assembly
-from steptime.job.job import Job
 from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.states import stage_states
 from steptime.model.shard import padded_vocab
@@ -120,30 +120,29 @@ def answers(layout):
     return dict(zip(asked, ask([config(layout, v) for v in asked], **LAYOUTS[layout]), strict=True))
 
 
-def job(layout, variant):
+def bucketed_job(layout, variant):
     """The same as a job of ours."""
     world, c = LAYOUTS[layout], config(layout, variant)
     grads = "fp32" if c.get("fp32_grads", True) else "bf16"
     size = c["bucket_size"]
     # megabytes back to whole elements: half an element more than the size counts as the size
     megabytes = None if size is None else (size - 0.5) * (4 if grads == "fp32" else 2) / 1e6
-    return Job(
-        model=model(c | {"vocab": SMALL["vocab"]}),
-        parallelism={
-            **{axis: world[axis] for axis in ("tp", "pp", "dp")},
-            "zero_level": 1 if c["sharded"] else 0,
-            "bucket_size_mb": megabytes,
-        },
+    return jobs.job(
+        model(c | {"vocab": SMALL["vocab"]}),
+        gbs=world["dp"] * c["b"],
+        seqlen=c["s"],
+        microbatch_sz=c["b"],
         performance={"main_grad_dtype": grads, "optimizer": "muon" if c.get("muon") else "adamw"},
-        data={"gbs": world["dp"] * c["b"], "seqlen": c["s"], "microbatch_sz": c["b"]},
-        hardware="dgx-h100",
+        **{axis: world[axis] for axis in ("tp", "pp", "dp")},
+        zero_level=1 if c["sharded"] else 0,
+        bucket_size_mb=megabytes,
     )
 
 
 def our_stage(layout, variant):
     world = LAYOUTS[layout]
     stage = world.get("rank", 0) // (world["tp"] * world["dp"])
-    assembly = Assembly(job(layout, variant))
+    assembly = Assembly(bucketed_job(layout, variant))
     return assembly, stage, stage_states(assembly)[stage]
 
 

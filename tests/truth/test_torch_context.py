@@ -89,7 +89,7 @@ def run(cp: int, how: str, kind: str) -> Seen:
     return Seen(forward.calls, backward.calls, kernels.flops, (ahead.peak.total, back.peak.total))
 
 
-def job(cp: int, how: str, kind: str):
+def ring_job(cp: int, how: str, kind: str):
     wide = HEADS * HEAD
     model = {"n_layers": 1, "hidden_sz": wide, "inter_sz": wide, "n_q_heads": HEADS, "vocab_sz": 128}
     model |= {"attention": MLA} if kind == "mla" else {}
@@ -105,7 +105,7 @@ cases = pytest.mark.parametrize(
 def test_collectives(cp, how, kind):
     """What torch issues is what the table says: a ring is an all-to-all that sends to the next rank alone."""
     seen, stated = run(cp, how, kind), Counter()
-    for row in estimate(job(cp, how, kind)).collectives:
+    for row in estimate(ring_job(cp, how, kind)).collectives:
         if row.axis == "cp":
             kind = "all_to_all" if row.kind == "send_recv" else row.kind
             stated[kind, row.bytes] += row.count_per_step
@@ -115,7 +115,7 @@ def test_collectives(cp, how, kind):
 @cases
 def test_flops(cp, how, kind):
     """A call per block, the causal one first, all of the same work."""
-    seen, answer = run(cp, how, kind), estimate(job(cp, how, kind))
+    seen, answer = run(cp, how, kind), estimate(ring_job(cp, how, kind))
     op = next(op for op in answer.assembly.kinds[0].ops if isinstance(op, Attention))
     assert len(seen.flops) == op.calls == cp
     assert sum(seen.flops) == op.full_flops * op.causal_share
@@ -124,7 +124,7 @@ def test_flops(cp, how, kind):
 @cases
 def test_what_lives_for_the_moment(cp, how, kind):
     """Peaks of forward and backward: q, k, v (and the outputs), what the kernel is said to make and to hold besides."""
-    op = next(op for op in estimate(job(cp, how, kind)).assembly.kinds[0].ops if isinstance(op, Attention))
+    op = next(op for op in estimate(ring_job(cp, how, kind)).assembly.kinds[0].ops if isinstance(op, Attention))
     at = BATCH * HEADS * SEQLEN // cp
     wide, narrow = (2 * at * width for width in WIDTHS[kind])  # bytes of q or k, and of v or out
     inputs, outputs = 2 * wide + narrow, narrow + 4 * at

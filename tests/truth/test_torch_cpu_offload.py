@@ -13,7 +13,7 @@ import torch
 from live_bytes import LiveBytes
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
-from torch_jobs import Layout, covering, job, plain
+from torch_jobs import Layout, covering, plain, torch_job
 
 from steptime.answer.result import estimate
 from steptime.base.config import build
@@ -96,7 +96,7 @@ CASES = {
 def offloaded(model: Model, kernels: Kernels, seqlen: int, layout: Layout) -> Job:
     """The job with its states on the host."""
     said = {"performance.cpu_offload": {"params": True}, "hardware.overrides": HOST}
-    return job(model, kernels, seqlen, layout).replace(**said)
+    return torch_job(model, kernels, seqlen, layout).replace(**said)
 
 
 @pytest.mark.parametrize(("case", "seqlen", "shape"), covering(CASES, (8, 128), SHAPES))

@@ -10,7 +10,7 @@ from live_bytes import LiveCalls
 from torch_blocks import Block, Kernels, Transformer, tables
 from torch_experts import expert_world, fitted, sharded
 from torch_fsdp import Fsdp, run
-from torch_jobs import Layout, covering, job
+from torch_jobs import Layout, covering, torch_job
 from torch_ours import block_input, kept, kept_by_torch, shard_of
 
 from steptime.answer.result import estimate
@@ -46,7 +46,7 @@ def expert_job(
     model: Model, kernels: Kernels, ep: int, fsdp: Fsdp, dp: int = 8, micro_batches: int = 1, replicas: int = 1
 ) -> Job:
     """As `torch_jobs.job`, with experts on `ep` ranks."""
-    base = job(model, kernels, SEQLEN, Layout(dp, 1, micro_batches, fsdp, replicas), BATCH)
+    base = torch_job(model, kernels, SEQLEN, Layout(dp, 1, micro_batches, fsdp, replicas), BATCH)
     return base.model_copy(update={"parallelism": base.parallelism.model_copy(update={"ep": ep})})
 
 

@@ -6,7 +6,7 @@ import pytest
 from test_torch_fsdp import issued, stated
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, covering, held, job
+from torch_jobs import Layout, covering, held, torch_job
 
 from steptime.answer.result import estimate
 from steptime.model.model import Model
@@ -56,7 +56,7 @@ def test_peak(shape, option, recompute, length):
     micro_batches, seqlen = LENGTHS[length]
     kernels, layout = KERNELS[recompute], Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
     torch_holds = held(SHAPES[shape], kernels, seqlen, layout)
-    ours = estimate(job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]
+    ours = estimate(torch_job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]
     assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
 
 
@@ -65,7 +65,7 @@ def test_peak_at_the_loss_where_every_module_is_wrapped(seqlen):
     """Nothing is gathered then: neither the head, nor the embedding, nor the last block."""
     kernels, layout = KERNELS["none"], Layout(8, fsdp=Fsdp(version=1, params="bf16", reduce="bf16", wrap="module"))
     torch_holds = held(SHAPES["large vocabulary"], kernels, seqlen, layout)
-    ours = estimate(job(SHAPES["large vocabulary"], kernels, seqlen, layout)).memory.stages[0]
+    ours = estimate(torch_job(SHAPES["large vocabulary"], kernels, seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
 
 
@@ -75,7 +75,7 @@ def test_gathers_after_backward_without_synchronization(recompute, seqlen):
     """BACKWARD_POST, three micro-batches, of which the last alone reduces."""
     layout = Layout(8, micro_batches=3, fsdp=Fsdp(version=1, reduce="bf16", no_sync=True, after=True))
     torch_holds = held(SHAPES["wide mlp"], KERNELS[recompute], seqlen, layout)
-    ours = estimate(job(SHAPES["wide mlp"], KERNELS[recompute], seqlen, layout)).memory.stages[0]
+    ours = estimate(torch_job(SHAPES["wide mlp"], KERNELS[recompute], seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
 
 
@@ -85,6 +85,6 @@ def test_reentrant_checkpoints_without_synchronization(prefetch, seqlen):
     """Three micro-batches, of which the last alone reduces."""
     layout = Layout(8, micro_batches=3, fsdp=Fsdp(version=1, reduce="bf16", no_sync=True, prefetch=prefetch))
     torch_holds = held(SHAPES["wide mlp"], REENTRANT, seqlen, layout)
-    ours = estimate(job(SHAPES["wide mlp"], REENTRANT, seqlen, layout)).memory.stages[0]
+    ours = estimate(torch_job(SHAPES["wide mlp"], REENTRANT, seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
     assert issued(SHAPES["wide mlp"], REENTRANT, layout) == stated(SHAPES["wide mlp"], REENTRANT, layout)

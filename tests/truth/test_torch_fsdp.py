@@ -10,7 +10,7 @@ import torch
 from live_bytes import LiveBytes, Moment
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import Fsdp, padded, run, sharded, world
-from torch_jobs import Layout, held, job
+from torch_jobs import Layout, held, torch_job
 
 from steptime.answer.result import estimate
 from steptime.bench.runs.probes import Collectives
@@ -69,7 +69,7 @@ def issued(model: Model, kernels: Kernels, layout: Layout) -> Counter[tuple[str,
 def stated(model: Model, kernels: Kernels, layout: Layout) -> Counter[tuple[str, int, float]]:
     """What the estimate's table says."""
     calls: Counter[tuple[str, int, float]] = Counter()
-    for row in estimate(job(model, kernels, SEQLEN, layout, BATCH)).collectives:
+    for row in estimate(torch_job(model, kernels, SEQLEN, layout, BATCH)).collectives:
         calls[row.kind, row.ranks, row.bytes] += row.count_per_step
     return calls
 
@@ -223,4 +223,4 @@ def test_reentrant_checkpoints(reshard, seqlen):
     kernels, layout = Kernels(recompute="full", reentrant=True), Layout(DP, micro_batches=2, fsdp=Fsdp(reshard))
     assert issued(SPLIT, kernels, layout) == stated(SPLIT, kernels, layout)
     torch_holds = held(SPLIT, kernels, seqlen, layout)
-    assert estimate(job(SPLIT, kernels, seqlen, layout)).memory.stages[0].allocated_bytes == torch_holds.peak
+    assert estimate(torch_job(SPLIT, kernels, seqlen, layout)).memory.stages[0].allocated_bytes == torch_holds.peak

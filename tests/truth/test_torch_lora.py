@@ -8,7 +8,7 @@ from test_torch_flops import BATCH, SEQLEN, counted, flops
 from test_torch_saved import KINDS, SIZES, describe, saved_by_block
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, covering, held, job
+from torch_jobs import Layout, covering, held, torch_job
 from torch_ours import MODULES, block_input, built, kept, kept_by_torch, shard_of
 
 from steptime.answer.result import estimate
@@ -74,7 +74,7 @@ def test_states(lora):
     trained = [p for p in module.parameters() if p.requires_grad]
     tokens = torch.zeros(1, 16, dtype=torch.long)
     module(tokens, tokens).backward()
-    ours = estimate(job(model, kernels, 16, Layout(micro_batches=2))).memory.stages[0]
+    ours = estimate(torch_job(model, kernels, 16, Layout(micro_batches=2))).memory.stages[0]
     assert sum(p.numel() for p in module.parameters()) == n_params(model)
     assert ours.params_bytes == sum(p.nbytes for p in module.parameters())
     assert ours.gradients_bytes == sum(p.grad.nbytes for p in module.parameters() if p.grad is not None)
@@ -106,7 +106,7 @@ def test_peak_of_a_step(name, lora, seqlen):
     if layout.fsdp is not None and layout.fsdp.params == "fp32":
         model = model.model_copy(update={"lora": model.lora.model_copy(update={"base_dtype": "fp32"})})
     torch_holds = held(model, kernels, seqlen, layout)
-    ours = estimate(job(model, kernels, seqlen, layout)).memory.stages[0]
+    ours = estimate(torch_job(model, kernels, seqlen, layout)).memory.stages[0]
     exact = name in EXACT and (kernels.recompute, lora) != ("full", "dropout")
     assert ours.allocated_bytes == pytest.approx(torch_holds.peak, rel=0.0 if exact else NEAR, abs=0), torch_holds.op
     assert ours.optimizer_bytes == torch_holds.optimizer
@@ -129,5 +129,5 @@ def test_llama3_8b_by_hand():
     model = Model(**fields, lora={"rank": 16})
     assert n_params(model) - n_params(Model(**fields)) == 41_943_040
     assert model.lora.targets == list(EVERY)
-    stage = estimate(job(model, Kernels(), 512, Layout(micro_batches=2))).memory.stages[0]
+    stage = estimate(torch_job(model, Kernels(), 512, Layout(micro_batches=2))).memory.stages[0]
     assert (stage.gradients_bytes, stage.optimizer_bytes) == (2 * 41_943_040, 4 * 41_943_040)

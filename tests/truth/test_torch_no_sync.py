@@ -9,7 +9,7 @@ import pytest
 from test_torch_fsdp import issued, stated
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, covering, held, job
+from torch_jobs import Layout, covering, held, torch_job
 
 from steptime.answer.result import estimate
 from steptime.model.model import Model
@@ -58,7 +58,7 @@ def test_peak(shape, option, recompute, length):
     micro_batches, seqlen = LENGTHS[length]
     kernels, layout = KERNELS[recompute], Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
     torch_holds = held(SHAPES[shape], kernels, seqlen, layout)
-    ours = estimate(job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]
+    ours = estimate(torch_job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]
     assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
 
 
@@ -69,5 +69,5 @@ def test_peak_of_other_layouts(shape, layout, length):
     micro_batches, seqlen = length
     layout = layout._replace(micro_batches=micro_batches)
     torch_holds = held(SHAPES[shape], Kernels(), seqlen, layout)
-    ours = estimate(job(SHAPES[shape], Kernels(), seqlen, layout)).memory.stages[0]
+    ours = estimate(torch_job(SHAPES[shape], Kernels(), seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op

@@ -9,7 +9,7 @@ import torch
 from mcore_peak import Live
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
-from torch_jobs import Layout, job
+from torch_jobs import Layout, torch_job
 from torch_ours import built
 
 from steptime.answer.result import estimate
@@ -56,7 +56,9 @@ def test_states_after_a_step(kind, name, precision):
         for key, t in state.items()
         if torch.is_tensor(t) and key != "step"
     ]
-    ours = estimate(job(model, kernels, SEQLEN, Layout()).replace(**{"performance.optimizer": name})).memory.stages[0]
+    ours = estimate(
+        torch_job(model, kernels, SEQLEN, Layout()).replace(**{"performance.optimizer": name})
+    ).memory.stages[0]
     assert ours.optimizer_bytes == sum(t.nbytes for t in held)
 
 
@@ -83,7 +85,7 @@ def test_muon_under_fsdp2():
             for _, kind, size, times in calls(*p.shape):
                 expected[kind, 8, size] += times
     assert Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()}) == expected
-    ours = job(model, kernels, SEQLEN, Layout(dp=8, fsdp=Fsdp())).replace(**{"performance.optimizer": "muon"})
+    ours = torch_job(model, kernels, SEQLEN, Layout(dp=8, fsdp=Fsdp())).replace(**{"performance.optimizer": "muon"})
     answer, listed = estimate(ours), Counter()
     for row in answer.collectives:
         if row.name.startswith("Muon"):
@@ -110,7 +112,7 @@ def test_temporaries_of_an_update_by_operation(how, expected):
         optimizer.step()
     assert live.most // 1024 * 1024 == 4 * {"foreach": 32_768, "for_loop": 2 * 20_480}[how]
     model = Model(n_layers=2, hidden_sz=48, inter_sz=96, n_q_heads=4, vocab_sz=VOCAB)
-    plan = job(model, Kernels(precision="fp32"), SEQLEN, Layout()).replace(**{"performance.optimizer_impl": how})
+    plan = torch_job(model, Kernels(precision="fp32"), SEQLEN, Layout()).replace(**{"performance.optimizer_impl": how})
     state = stage_states(Assembly(plan))[0]
     # all 2 * (4 * 48 * 48 + 3 * 48 * 96 + 2 * 48) + 2 * 101 * 48 + 48 parameters, or the largest: embedding or head
     of = {"foreach": 2 * (4 * 48**2 + 3 * 48 * 96 + 96) + 2 * VOCAB * 48 + 48, "for_loop": VOCAB * 48}[how]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, covering, held, job
+from torch_jobs import Layout, covering, held, torch_job
 
 from steptime.answer.result import estimate
 from steptime.base.rows import StageMemory
@@ -67,7 +67,7 @@ KERNELS = {
 
 
 def allocated(model: Model, kernels: Kernels, seqlen: int, layout: Layout) -> StageMemory:
-    return estimate(job(model, kernels, seqlen, layout)).memory.stages[0]
+    return estimate(torch_job(model, kernels, seqlen, layout)).memory.stages[0]
 
 
 @pytest.mark.parametrize(("shape", "kind", "kernels", "micro_batches"), covering(SHAPES, KINDS, KERNELS, (1, 2)))

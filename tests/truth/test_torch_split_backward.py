@@ -14,7 +14,7 @@ from live_bytes import LiveBytes
 from test_torch_peaks import SHAPES
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch_blocks import Kernels
-from torch_jobs import Layout, job
+from torch_jobs import Layout, torch_job
 from torch_ours import built
 
 from steptime.job.assembly import Assembly
@@ -68,7 +68,7 @@ def torch_holds(model: Model, kernels: Kernels, seqlen: int) -> tuple[int, int, 
 def test_one_layer(shape, kind, kernels):
     model = Model(**SHAPES[shape], **KINDS[kind])
     kept, during, after = torch_holds(model, kernels, 64)
-    memories = PartMemories(Assembly(job(model, kernels, 64, Layout(micro_batches=2))))
+    memories = PartMemories(Assembly(torch_job(model, kernels, 64, Layout(micro_batches=2))))
     (layer,) = memories.plain
     split = memories.split_part(layer)
     assert split.kept == kept

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch_blocks import Kernels
-from torch_jobs import Layout, job
+from torch_jobs import Layout, torch_job
 from torch_ours import built
 
 from steptime.answer.result import estimate
@@ -44,7 +44,7 @@ def test_states(precision, kind, tied):
     (held,) = tracker.get_tracker_snapshot("current").values()
     by_kind = {getattr(kind, "value", kind): size for kind, size in held.items()}
     counters = 4 * len(list(module.parameters()))  # Adam's step counts: one fp32 scalar per parameter
-    ours = estimate(job(model, kernels, SEQLEN, Layout())).memory.stages[0]
+    ours = estimate(torch_job(model, kernels, SEQLEN, Layout())).memory.stages[0]
     assert by_kind["Parameter"] == ours.params_bytes
     assert by_kind["Optstate"] - counters == ours.optimizer_bytes
     gradients = sum(p.grad.numel() * p.grad.element_size() for p in module.parameters())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
+import jobs
 import torch
 from live_bytes import LiveBytes
 from torch import nn
@@ -30,7 +31,7 @@ class Layout(NamedTuple):
     replicas: int = 1
 
 
-def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int = 1) -> Job:
+def torch_job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int = 1) -> Job:
     """The job as a config would say it; the machine is of no matter here."""
     performance = {
         "software": "torch" if layout.fsdp is None else "accelerate" if kernels.reentrant else "fsdp2",
@@ -58,12 +59,9 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
             "no_sync": layout.fsdp.no_sync,
             "reshard_after_backward": layout.fsdp.reshard_after_backward,
         }
-    return Job(
-        model=model,
-        parallelism=parallelism,
-        performance=performance,
-        data={"gbs": batch * layout.dp * layout.micro_batches, "seqlen": seqlen, "microbatch_sz": batch},
-        hardware="mi300x-node",
+    gbs, where = batch * layout.dp * layout.micro_batches, "mi300x-node"
+    return jobs.job(
+        model, gbs=gbs, seqlen=seqlen, microbatch_sz=batch, hardware=where, performance=performance, **parallelism
     )
 
 
