@@ -95,6 +95,7 @@ def test_long_steps_are_written_out():
         (("llama3-8b", None, 8), {"hardware.nodes": 2}, "devices: 8, but hardware.nodes=2 makes 16 devices; remove one"),
         (("llama3-8b",), {"data.gsb": 4}, "data.gsb: unknown key (got 4); did you mean 'gbs'?"),
         (("llama3-8b",), {"gpus": 8}, "gpus=8: unknown key; did you mean devices=8?"),
+        (("--set x",), {}, "model: unknown model '--set x' (3dtrn models lists them)"),
         (("llama3-8b",), {"data.gbs": {4}}, "data.gbs: expected a number, text, a list or a mapping (got set)"),
     ],
 )  # fmt: skip

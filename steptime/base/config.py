@@ -31,6 +31,8 @@ class ConfigProblem(NamedTuple):
     """For an unknown key: the key that was probably meant."""
     by_rule: bool = False
     """Whether a rule over several sections found it; each section was valid by itself."""
+    keys_only: str = ""
+    """The line without a command line's words, for Python; "" where it has none."""
 
 
 class ConfigError(ValueError):

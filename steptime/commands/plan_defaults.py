@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, ConfigProblem
 from steptime.base.words import counted
 from steptime.job.edit import read_settings
 
@@ -44,7 +44,10 @@ def check(model: str | None, machine: str | None, changes: Iterable[str]) -> Non
     """
     stated, given = flat(changes), {"--model": model, "--machine": machine}
     problems = [
-        f"{option} {value}: --set {key}={stated[key]} states another; give one of them"
+        ConfigProblem(
+            f"{option} {value}: --set {key}={stated[key]} states another; give one of them",
+            keys_only=f"{option.lstrip('-')} {value}: {key}={stated[key]} states another; give one of them",
+        )
         for option, value in given.items()
         for key in _STATED_BY[option]
         if value is not None and isinstance(stated.get(key), str) and _other(option, stated[key], value)
@@ -108,7 +111,9 @@ def check_devices(counts: int | Collection[int] | None, devices: int | None, cha
     given = [counts] if isinstance(counts, int) else [*(counts or ())]
     if given and key and devices is not None and devices not in given:
         numbers, product = ", ".join(f"{n:,}" for n in given), counted(devices, "device")
-        raise ConfigError(f"--devices: {numbers}, but --set {key}={stated[key]} makes {product}; remove one")
+        said = f"{key}={stated[key]} makes {product}; remove one"
+        plain = f"devices: {numbers}, but {said}"
+        raise ConfigError(ConfigProblem(f"--devices: {numbers}, but --set {said}", keys_only=plain))
 
 
 def plan(model: str, machine: str | None, devices: int | None, changes: Iterable[str]) -> dict[str, Any]:
@@ -131,9 +136,9 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
     count = devices if devices is not None else _devices(stated, node.devices_per_node)
     micro_batch = _count(stated, "data.microbatch_sz") or 1
     if count < 1:
-        raise ConfigError(f"--devices: must be at least 1 (got {count})")
+        raise ConfigError(_of_option("--devices", f"must be at least 1 (got {count})"))
     if count > MAX_DEVICES:
-        raise ConfigError(f"--devices: must be at most {MAX_DEVICES:,} (got {count})")
+        raise ConfigError(_of_option("--devices", f"must be at most {MAX_DEVICES:,} (got {count})"))
     tokens = max(STEP_TOKENS, DEVICE_TOKENS * count)
     return {
         "model": model,
@@ -153,7 +158,11 @@ def _option(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{name}: {line}" for line in error.problems) from None
+        raise ConfigError(_of_option(name, line) for line in error.problems) from None
+
+
+def _of_option(name: str, line: str) -> ConfigProblem:
+    return ConfigProblem(f"{name}: {line}", keys_only=f"{name.lstrip('-')}: {line}")
 
 
 def flat(changes: Iterable[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 from dataclasses import replace
 from operator import index
@@ -93,7 +92,7 @@ def quick(model: str, machine: str | None = None, devices: int | None = None, **
         plan_defaults.check(model, machine, settings)
         found = job(model, machine, count, settings)
     except ConfigError as error:
-        raise ConfigError(re.sub(r"^--(?:set )?|--set ", "", line) for line in error.problems) from None
+        raise ConfigError(problem.keys_only or problem.line for problem in error.details) from None
     return shown(found)
 
 

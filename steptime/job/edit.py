@@ -179,12 +179,20 @@ def read_setting(setting: str) -> tuple[str, Any]:
     path, equals, value = setting.partition("=")
     path = path.strip()
     if not equals or not all(path.split(".")):
-        raise ConfigError(f"--set {setting}: expected a.b=value")
+        raise ConfigError(_of_setting(f"{setting}: expected a.b=value"))
     if "." not in path and (meant := meant_path(path)) not in {"", path}:
         from steptime.job.suggested import suggested
 
-        raise ConfigError(f"--set {setting}: unknown key; {suggested(meant, value)}")
-    return path, parse(value, f"--set {path}")
+        line = f"--set {setting}: unknown key; {suggested(meant, value)}"
+        raise ConfigError(ConfigProblem(line, keys_only=f"{setting}: unknown key; {suggested(meant, value, '')}"))
+    try:
+        return path, parse(value, path)
+    except ConfigError as error:
+        raise ConfigError(_of_setting(line) for line in error.problems) from None
+
+
+def _of_setting(line: str) -> ConfigProblem:
+    return ConfigProblem(f"--set {line}", keys_only=line)
 
 
 def read_settings(settings: Iterable[str]) -> tuple[dict[str, Any], list[ConfigProblem]]:

@@ -10,8 +10,8 @@ from steptime.base.config import closest
 from steptime.job.names import FIXES
 
 
-def suggested(path: str, value: str) -> str:
-    """A setting with a valid value for the key that was meant, or what the key takes.
+def suggested(path: str, value: str, option: str = "--set ") -> str:
+    """A setting with a valid value for the key that was meant, or what the key takes; `option` stands before the setting.
 
     >>> suggested("performance.optimizer", "adam"), suggested("parallelism.tp", "8")
     ('did you mean --set performance.optimizer=adamw?', 'did you mean --set parallelism.tp=8?')
@@ -22,10 +22,10 @@ def suggested(path: str, value: str) -> str:
         return f"the key is {path}{fix}"
     words = _words(path)
     if not words or value in words:
-        return f"did you mean --set {path}={value}?"
+        return f"did you mean {option}{path}={value}?"
     if meant := closest(value, words):
-        return f"did you mean --set {path}={meant}?"
-    return f"did you mean --set {path}=VALUE, one of {', '.join(words)}?"
+        return f"did you mean {option}{path}={meant}?"
+    return f"did you mean {option}{path}=VALUE, one of {', '.join(words)}?"
 
 
 def _words(path: str) -> list[str]:

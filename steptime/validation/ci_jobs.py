@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import shlex
 from functools import cache
 from typing import Any, NamedTuple
@@ -106,13 +105,12 @@ def _plan(key: str, kind: str, devices: int, row: MeasuredRow) -> CiPlan | str:
     """The plan, or the reason why there is none."""
     place = (key, kind, devices, row.text("gpu"), row.text("container"), row.text("first_recorded"))
     if place not in _PLANS:
+        name = f"{row.text('model_name')}/{key}"
         try:
-            name = f"{row.text('model_name')}/{key}"
             reading = read_ci(name, kind, devices, PER_NODE.get(row.text("gpu"), 8))
             _PLANS[place] = reading if isinstance(reading, str) else _on_image(reading, row)
         except ConfigError as error:
-            named = r"^\S*/[0-9a-f]{12}: (?:line \d+: )?"  # the configuration's name
-            _PLANS[place] = re.sub(named, "", error.problems[0])
+            _PLANS[place] = error.problems[0].removeprefix(f"{name}: ")
     return _PLANS[place]
 
 
