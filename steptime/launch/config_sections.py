@@ -138,3 +138,26 @@ def of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
     said = {key: kept["value"] for key, kept in tree.items() if isinstance(kept, dict) and "value" in kept}
     programs = re.findall(r"'codePath': '([^']+)'", str(said.pop("_wandb", "")))
     return said, programs[0] if programs else ""
+
+
+_NO_TRAINING = (
+    "infer_backend",
+    "merge_method",
+    "export_dir",
+    "export_size",
+    "do_predict",
+    "predict_with_generate",
+    "vllm_maxlen",
+)
+"""Keys of jobs that run or export a model, unless do_train is also set."""
+
+
+def without_training(said: Mapping[str, Any]) -> str:
+    """The key that says that a job does not train; "" where it may train.
+
+    >>> without_training({"infer_backend": "vllm"}), without_training({"do_predict": True, "do_train": True})
+    ('infer_backend', '')
+    """
+    if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
+        return ""
+    return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")

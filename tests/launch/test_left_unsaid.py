@@ -316,7 +316,7 @@ def test_a_ds_config_that_is_not_there_leaves_the_stage_open(tmp_path):
 def test_a_hostfile_of_gpt_neox_leaves_the_number_of_devices_open(tmp_path):
     """deepy.py takes one node only where no hostfile says otherwise (deepspeed/launcher/runner.py, fetch_hostfile)."""
     text = "pipe_parallel_size: 1\nnum_layers: 4\nhidden_size: 256\nnum_attention_heads: 4\nseq_length: 128\n"
-    text += "vocab_size: 1000\ntrain_micro_batch_size_per_gpu: 4\nfp16: {enabled: true}\n"
+    text += "train_micro_batch_size_per_gpu: 4\nfp16: {enabled: true}\n"
     assert job_of(tmp_path, {"a.yml": text}, "a.yml").parallelism.dp == 8
     (line,) = problems(tmp_path, {"b.yml": f"{text}hostfile: /job/hosts\n"}, "b.yml")
     assert line == "number of devices unknown; add --set parallelism.dp=N"
