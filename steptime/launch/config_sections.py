@@ -10,6 +10,7 @@ from typing import Any
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, is_readable, read_beside
 from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
+from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
 
@@ -36,11 +37,12 @@ def of_subcommand(script: Script, table: KeyTable) -> dict[str, Any]:
 def of_defaults(table: KeyTable, beside: Beside | None, program: str) -> dict[str, Any]:
     """The trainer's own file of defaults, where it is in the repository of the job: the keys that the table knows.
 
-    The table's `defaults_of` is the program whose defaults they are, where the trainer has several.
+    The table's `defaults_of` is the program whose defaults they are, where the trainer has several. Of a Python file the defaults
+    of its dataclasses count.
     """
     name = str(table.raw.get("defaults_beside") or "") if table.raw.get("defaults_of", "") in program else ""
     text = beside.text(name) if name and beside is not None else None
-    said = flatten(parse_mapping(text, name)) if text else {}
+    said = (defaults_in(text) if name.endswith(".py") else flatten(parse_mapping(text, name))) if text else {}
     rules = {key: rule_of(spelled(key, table), table) for key in said}
     return {key: said[key] for key, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
 

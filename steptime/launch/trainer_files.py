@@ -226,7 +226,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
-    return Said(flatten(tree), (named := of_comment(text)), program=program, notes=by_comment(named))
+    said = of_defaults(table, beside, "") | flatten(tree)
+    return Said(said, (named := of_comment(text)), program=program, notes=by_comment(named))
 
 
 def _included(name: str, beside: Beside | None) -> str:
