@@ -10,6 +10,7 @@ from typing import Any
 from steptime.base.document import parse_mapping
 from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
+from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
 
@@ -36,11 +37,12 @@ def of_subcommand(script: Script, table: KeyTable) -> dict[str, Any]:
 def of_defaults(table: KeyTable, nearby: NearbyFiles | None, program: str) -> dict[str, Any]:
     """The trainer's own file of defaults, where it is in the repository of the job: the keys that the table knows.
 
-    The table's `defaults_of` is the program whose defaults they are, where the trainer has several.
+    The table's `defaults_of` is the program whose defaults they are, where the trainer has several. Of a Python file the defaults
+    of its dataclasses count.
     """
     name = str(table.raw.get("defaults_beside") or "") if table.raw.get("defaults_of", "") in program else ""
     text = nearby.text(name) if name and nearby is not None else None
-    said = flatten(parse_mapping(text, name)) if text else {}
+    said = (defaults_in(text) if name.endswith(".py") else flatten(parse_mapping(text, name))) if text else {}
     rules = {key: rule_of(spelled(key, table), table) for key in said}
     return {key: said[key] for key, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
 
@@ -138,3 +140,26 @@ def of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
     said = {key: kept["value"] for key, kept in tree.items() if isinstance(kept, dict) and "value" in kept}
     programs = re.findall(r"'codePath': '([^']+)'", str(said.pop("_wandb", "")))
     return said, programs[0] if programs else ""
+
+
+_NO_TRAINING = (
+    "infer_backend",
+    "merge_method",
+    "export_dir",
+    "export_size",
+    "do_predict",
+    "predict_with_generate",
+    "vllm_maxlen",
+)
+"""Keys of jobs that run or export a model, unless do_train is also set."""
+
+
+def without_training(said: Mapping[str, Any]) -> str:
+    """The key that says that a job does not train; "" where it may train.
+
+    >>> without_training({"infer_backend": "vllm"}), without_training({"do_predict": True, "do_train": True})
+    ('infer_backend', '')
+    """
+    if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
+        return ""
+    return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")

@@ -158,7 +158,7 @@ _COST = re.compile(
     r"|bias|tied?|untie|tying|embeddings?|parallel(?:ism)?|tp|pp|dp|cp|ep|vpp|sp|ulysses|zero|fsdp|shard(?:ing|s|ed)?|pipeline|stages?"
     r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
     r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
-    r"|compile|graphs?|accum\w*|freeze\w*|frozen|packing|packed|tensors?|width|depth"
+    r"|compile|graphs?|accum\w*|freeze\w*|frozen|vocab(?:_?size)?|packing|packed|tensors?|width|depth"
     r"|mask_only|gumbel|prun(?:e|ed|ing)|sparsity|distill\w*|teacher|student|grad_comp|compress(?:ed|ion|or)?|error_feedback"
     r"|delays?|interleave\w*|zb"
     r"|(?:model|block|context|ctx)_(?:size|len(?:gth)?))(?:_|$)"
@@ -184,6 +184,8 @@ def speaks_of_cost(key: str) -> bool:
     [True, True, False, False]
     >>> [speaks_of_cost(key) for key in ("enable_esmoe", "esmoe-optimizer-mode", "log_moe_loss", "padded_output")]
     [True, True, False, False]
+    >>> [speaks_of_cost(key) for key in ("training.vocab_size", "vocab_file", "vocab_path")]
+    [True, False, False]
     """
     section, _, name = key.lower().replace("-", "_").rpartition(".")
     name = name[:200]  # no key is as long; time grows with the square of a name's length

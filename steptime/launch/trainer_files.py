@@ -21,8 +21,9 @@ from steptime.launch.config_sections import (
     of_section,
     of_subcommand,
     of_wandb,
+    without_training,
 )
-from steptime.launch.devices import SET_DEVICES, by_comment, of_comment
+from steptime.launch.devices import SET_DEVICES, by_comment, of_comment, taken
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
@@ -33,28 +34,6 @@ from steptime.launch.program_setup import of_preferences, other_training
 from steptime.launch.script_devices import devices_of
 from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import Script, read_script, variables_of
-
-_NO_TRAINING = (
-    "infer_backend",
-    "merge_method",
-    "export_dir",
-    "export_size",
-    "do_predict",
-    "predict_with_generate",
-    "vllm_maxlen",
-)
-"""Keys of jobs that run or export a model, unless do_train is also set."""
-
-
-def without_training(said: Mapping[str, Any]) -> str:
-    """The key that says that a job does not train; "" where it may train.
-
-    >>> without_training({"infer_backend": "vllm"}), without_training({"do_predict": True, "do_train": True})
-    ('infer_backend', '')
-    """
-    if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
-        return ""
-    return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -173,6 +152,9 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
             found = found._replace(unclear={**found.unclear, "devices": why})
     if not configs and not found.program and nearby is not None and (why := may_launch(path, said)):
         found = found._replace(unclear={**found.unclear, "sharding": why})
+    counted = found.devices is not None or "devices" in found.unclear or "num_processes" in said
+    if table.raw.get("launcher", {}).get("devices") and not counted and not found.program:
+        found = _as_started(path, found, table, env, beside)
     for config in configs:
         said = flatten(parse_mapping(read_nearby(config), str(config), repeats=True)) | said
     unset = "none" if table.raw.get("none_is_unset") else None
@@ -182,6 +164,20 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
     if key := without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
     return found._replace(keys=said)
+
+
+def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
+    """A config with the devices on which the one script in its folder that names it starts it, if that says how many."""
+    name = beside.script_of(path) if beside is not None and path.endswith((".yaml", ".yml")) else ""
+    try:
+        script = _in_files(name, (beside and beside.text(name)) or "", table, env, beside) if name else None
+    except ConfigError:
+        script = None
+    if script is None or script.devices is None or "devices" in script.unclear:
+        return found
+    return found._replace(
+        devices=script.devices, notes=(*found.notes, taken(script.devices, f"{name}, which starts it"))
+    )
 
 
 def _of_recipes(
@@ -230,7 +226,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and nearby is not None:
         nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
-    return Said(flatten(tree), (named := of_comment(text)), program=program, notes=by_comment(named))
+    said = of_defaults(table, beside, "") | flatten(tree)
+    return Said(said, (named := of_comment(text)), program=program, notes=by_comment(named))
 
 
 def _included(name: str, nearby: NearbyFiles | None) -> str:

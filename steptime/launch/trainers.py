@@ -23,6 +23,7 @@ from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import put_fsdp
+from steptime.launch.half_precision import halves, weights_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
@@ -168,17 +169,9 @@ class _Plan(Figures):
         return self.on("@fsdp") and "fsdp" in raw["software"] and not (devices == 1 and raw.get("pure"))
 
     def _precision(self) -> dict[str, Any]:
-        weights = str(self.get("@weights") or "").lower().removeprefix("auto")
-        if not weights and not (self.on("@bf16") or self.on("@fp16")) and (own := self.keys.table.raw.get("own_dtype")):
-            weights = own
-            self.keys.notes.append(f"dtype not set, {own} assumed: the model's own")
+        weights = weights_of(self)
         word = f"{self.get('@half') or ''} {weights}".lower()
-        # Axolotl's "auto" is bf16 wherever the device has it (utils/config, normalize_config)
-        bf16 = self.on("@bf16") or self.get("@bf16") == "auto" or "bf16" in word or "bfloat16" in word
-        if "fp8" in str(self.get("@half")).lower():  # accelerate's own fp8, over bf16; llm-foundry's amp_fp8
-            self.keys.leave_out(self.figures["@half"], "projections in fp8: those in bf16 are counted")
-            bf16 = True
-        fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "") or word[:3] == "16-"
+        bf16, fp16 = halves(self, word)
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: counted as bf16")
         if self.pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same

@@ -316,7 +316,7 @@ def test_a_ds_config_that_is_not_there_leaves_the_stage_open(tmp_path):
 def test_a_hostfile_of_gpt_neox_leaves_the_number_of_devices_open(tmp_path):
     """deepy.py takes one node only where no hostfile says otherwise (deepspeed/launcher/runner.py, fetch_hostfile)."""
     text = "pipe_parallel_size: 1\nnum_layers: 4\nhidden_size: 256\nnum_attention_heads: 4\nseq_length: 128\n"
-    text += "vocab_size: 1000\ntrain_micro_batch_size_per_gpu: 4\nfp16: {enabled: true}\n"
+    text += "train_micro_batch_size_per_gpu: 4\nfp16: {enabled: true}\n"
     assert job_of(tmp_path, {"a.yml": text}, "a.yml").parallelism.dp == 8
     (line,) = problems(tmp_path, {"b.yml": f"{text}hostfile: /job/hosts\n"}, "b.yml")
     assert line == "number of devices unknown; add --set parallelism.dp=N"
@@ -370,3 +370,22 @@ def test_nodes_that_the_environment_counts_are_one_and_said(tmp_path):
         "number of devices not set, 8 assumed: one node, since NNODES is not set; else add --set parallelism.dp=N"
         in job.notes
     )
+
+
+@pytest.mark.parametrize(("library", "asked"), [("huggingface", False), ("sentencepiece", True)])
+def test_a_sentencepiece_tokenizer_of_nemo_is_not_llama_3s(tmp_path, library, asked):
+    """The sizes are Llama 3 8B's, and Mistral's; Llama 3 has tiktoken's encoding (128,256 entries), not a SentencePiece model."""
+    model = (
+        "mcore_gpt: true, micro_batch_size: 1, global_batch_size: 8, tensor_model_parallel_size: 1, num_layers: 32, "
+        "pipeline_model_parallel_size: 1, encoder_seq_length: 4096, hidden_size: 4096, ffn_hidden_size: 14336, "
+        "num_attention_heads: 32, num_query_groups: 8, normalization: rmsnorm, bias: false, activation: fast-swiglu, "
+        "position_embedding_type: rope, share_embeddings_and_output_weights: false, hidden_dropout: 0.0, "
+        "attention_dropout: 0.0"
+    ).replace(", ", "\n  ")
+    text = f"exp_manager:\n  name: a\ntrainer:\n  devices: 8\n  num_nodes: 1\n  precision: bf16\nmodel:\n  {model}\n"
+    text += f"  tokenizer: {{library: {library}, type: null, model: null}}\n  optim: {{name: fused_adam}}\n"
+    files = {"llama_config.yaml": text}
+    if asked:
+        assert problems(tmp_path, files, "llama_config.yaml") == ["vocabulary size unknown; add --set model.vocab_sz=N"]
+    else:
+        assert job_of(tmp_path, files, "llama_config.yaml").model.vocab_sz == 128256

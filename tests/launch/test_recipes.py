@@ -297,3 +297,27 @@ def test_a_recipe_over_the_functions_of_another_module(repository):
     _, found = read_recipe(f"{repository / 'over.py'}:pretrain_recipe")
     assert (found.model.n_layers, found.model.hidden_sz, found.model.vocab_sz) == (80, 8192, 128256)
     assert (found.parallelism.tp, found.parallelism.dp, found.data.seqlen) == (8, 4, 16384)
+
+
+@pytest.mark.parametrize(
+    ("model", "activation"),
+    [
+        (
+            "AutoBridge.from_hf_pretrained('meta-llama/Meta-Llama-3-8B').to_megatron_provider(load_weights=False)",
+            "fused",
+        ),
+        ("AutoBridge.from_hf_pretrained('Qwen/Qwen3-8B').to_megatron_provider(load_weights=False)", "composite"),
+        ("Qwen2ModelProvider7B()", "composite"),
+    ],
+)
+def test_fusions_of_a_provider_are_not_those_of_a_bare_config(tmp_path, model, activation):
+    """Megatron-Bridge models/gpt_provider.py: gradient_accumulation_fusion where TransformerEngine is installed, and
+    cross_entropy_loss_fusion, with Megatron-Core's own implementation; models/llama/llama_bridge.py: bias_activation_fusion.
+    """
+    text = PROVIDED.replace("model=model_config()", f"model={model}")
+    (tmp_path / "recipe.py").write_text(text, encoding="utf-8")
+    sets = HARDWARE | {"devices": 8}
+    performance = to_job(read("auto", f"{tmp_path / 'recipe.py'}:pretrain_config", sets), sets).performance
+    assert performance.grad_accumulation_fusion is True
+    assert performance.activation_impl == activation
+    assert performance.loss_impl == "native"

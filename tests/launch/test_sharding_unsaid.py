@@ -134,3 +134,28 @@ def test_a_line_that_repeats_words_of_a_command_is_read_in_time(tmp_path):
     """One line of 1 MB: a search of it from each such word to its end takes hours."""
     files = {"sft.yaml": RECIPE, "acc.yaml": ACCELERATE, "README.md": "accelerate launch train " * 40_000}
     assert any("acc.yaml beside it" in line for line in problems(tmp_path, files, "sft.yaml"))
+
+
+STARTED = "#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\nllamafactory-cli train job.yaml\n"
+
+
+@pytest.mark.parametrize(
+    ("scripts", "sets", "batch", "told"),
+    [
+        ({"run.slurm": STARTED}, {}, 16, "2 assumed: run.slurm, which starts it"),
+        ({"run.slurm": STARTED}, {"parallelism__dp": 4}, 32, ""),
+        (
+            {"run.slurm": STARTED.replace("job", "other")},
+            {},
+            64,
+            "8 assumed: llamafactory-cli, every device of one node",
+        ),
+        ({"run.slurm": STARTED, "eval.sh": "grep loss job.yaml\n"}, {}, 64, "8 assumed: llamafactory-cli"),
+    ],
+)
+def test_the_devices_of_a_config_are_those_of_the_one_script_that_starts_it(tmp_path, scripts, sets, batch, told):
+    """1 sequence x 8 accumulations on each of the job's 2 devices: a batch of 16; on a whole node of 8 devices, 64."""
+    job = job_of(tmp_path, scripts | {"job.yaml": RECIPE}, "job.yaml", **sets)
+    assert job.data.gbs == batch
+    stated = [note for note in job.notes if note.startswith("number of devices not set")]
+    assert [told in note for note in stated] == ([True] if told else [])

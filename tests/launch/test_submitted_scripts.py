@@ -147,3 +147,17 @@ def test_values_missing_from_a_script_that_is_written_first_are_asked_for(tmp_pa
         job_of(run)
     fix = "write LAYERS=... MBS=... before the command"
     assert error.value.problems == [f"{run}: line 2: $LAYERS, $MBS have no value; {fix}"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "command", "devices"),
+    [
+        ("--nodes=1 --gres=gpu:2", "llamafactory-cli train job.yaml", 2),
+        ("--gpus=4", "accelerate launch -m axolotl.cli.train job.yaml", 4),
+        ("--nodes=1 --gres=gpu:8", "CUDA_VISIBLE_DEVICES=0,1,2 llamafactory-cli train job.yaml", 3),
+    ],
+)
+def test_the_devices_that_slurm_gives_a_launcher_are_those_of_its_headers(tmp_path, headers, command, devices):
+    """Slurm sets CUDA_VISIBLE_DEVICES to the devices of --gres (slurm.schedmd.com/gres.html); a launcher counts those."""
+    script = read_script(f"#!/bin/bash\n#SBATCH {headers}\n{command}\n", "run.slurm")
+    assert (script.devices or script.devices_per_node) == devices

@@ -179,6 +179,8 @@ def vocabulary(keys: JobKeys) -> int | None:
             sizes = {key: keys.whole(name) for key, name in zip(SIZES, _SIZES, strict=True)}
             sizes["n_kv_heads"] = sizes["n_kv_heads" if keys.on("group_query_attention") else "n_q_heads"]
             found = of_same_sizes(sizes, [str(name) for name in files if name], " ".join(called))
+            if found and found[1].startswith("llama3") and keys.get("model.tokenizer.library") == "sentencepiece":
+                found = None  # Llama 3's is no SentencePiece model
         if found is None:
             return None
         size, whose = found

@@ -51,6 +51,8 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 (training/mixed_precision.py, MIXED_PRECISION_RECIPES; the short ones are those of its perf recipes)."""
 _BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
 """Functions of the framework that return configs, and those of its mixed precision."""
+_PROVIDER = re.compile(r"from_hf_pretrained|to_megatron_provider|Provider")
+"""In the expression that makes a recipe's model: one of the framework's providers, not a config of Megatron-Core."""
 _DEFAULTS = "arguments of the program that are not given have its defaults"
 _GIVE_LOG = "give the log that prints the job's config"
 _OPTIONS = {
@@ -176,15 +178,15 @@ def recipes() -> dict[str, dict[str, Any]]:
     """What the framework's own recipes set, by the name of their function."""
     names = _recipe_table()["names"]
     return {
-        name: _kernels(name) | {names[key]: value for key, value in own.items()}
+        name: _kernels(name, "families", "recipes_of") | {names[key]: value for key, value in own.items()}
         for name, own in _recipe_table()["recipes"].items()
     }
 
 
-def _kernels(model: str) -> dict[str, Any]:
-    """Fusions that the framework's provider of a model's repository has, by the beginning of the model's name."""
+def _kernels(model: str, *sections: str) -> dict[str, Any]:
+    """Fusions of the framework's provider of a model's repository, and of its recipes, by the beginning of the model's name."""
     found = dict(_recipe_table()["all"])
-    for family, kernels in _recipe_table()["families"].items():
+    for family, kernels in (item for section in sections for item in _recipe_table()[section].items()):
         found |= kernels if model.startswith(family) else {}
     return found
 
@@ -218,10 +220,10 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets, devices: i
     said = _said(tree, path, sets)
     table = load_table("megatron_bridge")
     model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
-    provided = preset is not None and "to_megatron_provider" in str((tree.get("model") or {}).get(CLASS))
+    provided = preset is not None and _PROVIDER.search(str((tree.get("model") or {}).get(CLASS))) is not None
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
     if whole and provided:
-        defaults = _kernels(str(preset)) | defaults
+        defaults = _kernels(str(preset), "families") | defaults
     own = recipes().get(base.rpartition(".")[2], {})
     length = re.search(r"_(\d+)k_", base)
     lengths = [size for family, size in table.raw["lengths"].items() if base.startswith(family)]

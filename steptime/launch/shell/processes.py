@@ -243,8 +243,7 @@ def _by_hosts(
     if _option(words, _HOSTS) is not None:
         return None, per_node, None, ""
     devices = None if per_node else _counted(variables)
-    asked = re.search(r"\d+$", variables.get("SLURM_GPUS_PER_NODE", ""))
-    there = _visible(variables) or int(asked[0] if asked else variables.get(DEVICES_ON_NODE, 0))
+    there = _visible(variables) or int(variables.get(DEVICES_ON_NODE, 0))
     default = f"deepspeed, {'' if per_node else 'every device of '}one node without a hostfile"
     per_node = per_node or (None if devices else there or None)
     return (1, per_node, devices, default) if per_node else (None, per_node, devices, "")
@@ -266,16 +265,17 @@ def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | No
     per_node = next((said[name] for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if name in said), None)
     nodes = said.get("NNODES", 1 if per_node else None)
     devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
-    if devices is None and (visible := _visible(variables)):
+    if devices is None and said.get("SLURM_NNODES", 1) == 1 and (visible := _visible(variables)):
         return visible, 1, visible, ""
     default = "one node, since NNODES is not set" if per_node and not said.keys() & {"NNODES", "WORLD_SIZE"} else ""
     return devices, nodes, per_node, default
 
 
 def _visible(variables: dict[str, str]) -> int | None:
-    """Devices of a node that a script leaves its processes."""
+    """Devices of a node that a script leaves its processes, or that Slurm gives it by its headers."""
     said = variables.get("CUDA_VISIBLE_DEVICES") or variables.get("HIP_VISIBLE_DEVICES")
-    return len(said.split(",")) if said else None
+    given = variables.get("SLURM_GPUS_ON_NODE", "")
+    return len(said.split(",")) if said else int(given) if re.fullmatch(r"[1-9]\d{0,3}", given) else None
 
 
 def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:
