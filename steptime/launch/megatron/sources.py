@@ -18,11 +18,12 @@ from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, with_variables
-from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
+from steptime.launch.megatron.flags import arguments_of, fitting_release, keys_of, read_words
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import by_name, of_no_framework, without_layers
 from steptime.launch.megatron.missing_values import also_unknown
+from steptime.launch.megatron.older_releases import is_legacy
 from steptime.launch.megatron.own_layers import put_own_layers
 from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.translation import plan_of
