@@ -319,7 +319,7 @@ def test_the_number_that_a_launcher_of_part_of_a_node_asks_for(each: int, key: s
 
 
 def test_the_partition_of_a_header_decides_which_command_runs(tmp_path: Path) -> None:
-    """SLURM_JOB_PARTITION (slurm.schedmd.com/sbatch.html, output environment); a started script that prints its words runs them once."""
+    """SLURM_JOB_PARTITION (slurm.schedmd.com/sbatch.html); a started script that prints its words runs them once."""
     (tmp_path / "start.sh").write_text('echo "starts $@"\npython "$@"\n', encoding="utf-8")
     script = "#!/bin/bash\n#SBATCH --partition=dev\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
     script += 'if [ "$SLURM_JOB_PARTITION" = "dev" ]; then\n  srun --label ./start.sh pretrain_gpt.py $ARGS\n'

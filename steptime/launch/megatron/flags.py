@@ -23,7 +23,15 @@ _OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4", "core 0.5"}
 """Releases whose parsers have Megatron's own layers by default."""
 _OF_CORE = "core 0.8"
 """From here on models are Megatron-Core's unless --use-legacy-models is given."""
-_FILES = {"vocab_file", "tokenizer_file", "merge_file", "tokenizer_model", "tokenizer_path", "tokenizer_name_or_path"}
+_FILES = {
+    "vocab_file",
+    "tokenizer_file",
+    "merge_file",
+    "tokenizer_model",
+    "tokenizer_path",
+    "tokenizer_name_or_path",
+    "hf_tokenizer_path",
+}
 """Arguments that name files: without a value they count as not set."""
 _OF_LAUNCHER = {"world_size", "distributed_backend"}
 """Arguments from the launcher's own variables, or the host's name: the user is asked for devices and names the machine."""
