@@ -6,6 +6,7 @@ import pytest
 from launch_readings import HARDWARE
 
 from steptime.base.config import ConfigError
+from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
@@ -218,3 +219,22 @@ def test_variables_that_slow_a_job_down_are_told(tmp_path, variable, told):
     for value, count in ((1, 1), (0, 0)):
         notes = job_of(tmp_path, GPT2, f"export {variable}={value}\n").notes
         assert sum(note.startswith(f"approximated: {variable} 1: {told}") for note in notes) == count
+
+
+def test_norms_that_a_forks_flags_take_away(tmp_path):
+    """swiss-ai/Megatron-LM megatron/training/arguments.py: norms before attention, MLP and head are on by default."""
+    assert "--no-mlp-layernorm true: no norm before the MLP" in problem_of(tmp_path, f"{GPT2} --no-mlp-layernorm")
+    dump = {
+        "attn_layernorm": "True",
+        "final_layernorm": "True",
+        "post_layer_norm": "False",
+        "input_embeddings_multiplier": "1.0",
+    }
+    sizes = {
+        "num_layers": "4",
+        "hidden_size": "256",
+        "num_attention_heads": "4",
+        "seq_length": "128",
+        "micro_batch_size": "1",
+    }
+    assert not from_arguments(sizes | dump, "log", world_size=8, vocab_size=1000).of("unmodeled")

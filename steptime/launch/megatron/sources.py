@@ -150,16 +150,20 @@ def _from_words(
     _put_engine(keys, beside)
     if stage := _unknown_stage(keys, beside):
         keys.left_open["parallelism.zero_level"] = stage
-    devices = stated(script, sets) if script else devices
-    if keys.whole("data_parallel_size") is not None and any(
-        map(_IS_DEFAULT, keys.notes)
-    ):  # batch sizes of a ds_config tell it
-        keys.notes, devices = [note for note in keys.notes if not _IS_DEFAULT(note)], None
+    devices = _devices(keys, script, sets) if script else devices
     reading = _plan(keys, is_legacy(said.arguments), devices)
     if stage:
         reading.config["parallelism"].pop("zero_level", None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
+
+
+def _devices(keys: JobKeys, script: Script, sets: Sets) -> int | None:
+    """The devices of a script; None where they are a default, and the batch sizes of a ds_config tell dp."""
+    if keys.whole("data_parallel_size") is None or not any(map(_IS_DEFAULT, keys.notes)):
+        return stated(script, sets)
+    keys.notes = [note for note in keys.notes if not _IS_DEFAULT(note)]
+    return None
 
 
 def _put_engine(keys: JobKeys, beside: Beside | None) -> None:
