@@ -112,6 +112,8 @@ def _last_two(name: str) -> list[str]:
     (['llama3-8b-instruct', 'tokenizer.json'], ['tokenizer', 'own.model'])
     """
     parts = [part for part in name.split("/") if part]
+    if "snapshots" in parts[2:-1]:  # a model's folder of the hub's cache, under another name
+        parts = parts[: parts.index("snapshots")]
     inner = len(parts) > 2 and re.fullmatch(r"tokenizers?|\d+(?:\.\d+)?[bm]", parts[-2], re.IGNORECASE)
     return [parts[-3], parts[-1]] if inner and _PLAIN.fullmatch(parts[-1].lower()) else parts[-2:]
 

@@ -6,6 +6,7 @@ import pytest
 from launch_readings import HARDWARE
 
 from steptime.base.config import ConfigError
+from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
@@ -187,3 +188,53 @@ def test_the_half_precision_of_a_ds_config_alone(tmp_path):
     flags = f"{GPT2} --deepspeed --deepspeed_config ds.json"
     path.write_text(f"{RUN.replace(' --bf16', '')} {flags}\n", encoding="utf-8")
     assert to_job(read("megatron", str(path), HARDWARE), HARDWARE).performance.precision == "fp16"
+
+
+def test_gpt2s_tokenizer_does_not_read_the_size_of_a_vocabulary(tmp_path):
+    """NVIDIA/Megatron-LM megatron/training/tokenizer/tokenizer.py, build_tokenizer: it pads the tokenizer's own size."""
+    job = job_of(tmp_path, f"{GPT2} --merge-file gpt2-merges.txt --vocab-size 32000")
+    assert job.model.vocab_sz == 50257
+    told = "vocabulary 50257, GPT-2's (gpt2-vocab.json): GPT2BPETokenizer does not read --vocab-size 32000"
+    assert told in job.notes
+    own = "--vocab-file own.json --merge-file own.txt --vocab-size 32000"
+    assert job_of(tmp_path, own).model.vocab_sz == 32000
+
+
+def test_the_tokenizer_of_llama_3_under_a_forks_flag(tmp_path):
+    """arcee-ai/Megatron-LM-Llama-70B, tokenizer.py: --extra-hf-tokens more; a snapshot has the name of the folder above."""
+    kind, hub = "--tokenizer-type Llama3Tokenizer --hf-tokenizer-path /data", "llama3_70B_base/snapshots/b4d08b7d"
+    assert job_of(tmp_path, f"{kind}/{hub} --extra-hf-tokens 256").model.vocab_sz == 128256 + 256
+    assert job_of(tmp_path, f"{kind}/llama31-8b").model.vocab_sz == 128256
+    assert job_of(tmp_path, f"{kind}/llama-33b").model.vocab_sz == 32000  # a size of the first Llama
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("HIP_LAUNCH_BLOCKING", "the host synchronizes after every kernel"),
+        ("TORCH_COMPILE_DISABLE", "functions that torch.compile fuses run one operation at a time"),
+    ],
+)
+def test_variables_that_slow_a_job_down_are_told(tmp_path, variable, told):
+    for value, count in ((1, 1), (0, 0)):
+        notes = job_of(tmp_path, GPT2, f"export {variable}={value}\n").notes
+        assert sum(note.startswith(f"approximated: {variable} 1: {told}") for note in notes) == count
+
+
+def test_norms_that_a_forks_flags_take_away(tmp_path):
+    """swiss-ai/Megatron-LM megatron/training/arguments.py: norms before attention, MLP and head are on by default."""
+    assert "--no-mlp-layernorm true: no norm before the MLP" in problem_of(tmp_path, f"{GPT2} --no-mlp-layernorm")
+    dump = {
+        "attn_layernorm": "True",
+        "final_layernorm": "True",
+        "post_layer_norm": "False",
+        "input_embeddings_multiplier": "1.0",
+    }
+    sizes = {
+        "num_layers": "4",
+        "hidden_size": "256",
+        "num_attention_heads": "4",
+        "seq_length": "128",
+        "micro_batch_size": "1",
+    }
+    assert not from_arguments(sizes | dump, "log", world_size=8, vocab_size=1000).of("unmodeled")

@@ -103,3 +103,13 @@ def test_bf16_states_of_a_pipeline_engine_are_sharded_at_stage_0(
     job = JOB.replace('"pipe_parallel_size": 1', f'"pipe_parallel_size": {stages}').replace('"fp16"', f'"{half}"')
     plan = written(tmp_path, "job.yml", job % '"zero_optimization": {"stage": 0}').config
     assert plan["parallelism"].get("zero_level", 0) == level
+
+
+def test_the_number_of_devices_that_a_config_states(tmp_path: Path) -> None:
+    """neox_arguments/arguments.py, calculate_derived: global_num_gpus goes before the hostfile. 8 over tp 2 are 4 ranks."""
+    words = (
+        '"global_num_gpus": 8, "model_parallel_size": 2, "hostfile": "./hosts", "zero_allow_untested_optimizer": true'
+    )
+    reading = written(tmp_path, "job.yml", JOB % f'{words}, "flops_profiler": {{"enabled": false, "module_depth": -1}}')
+    assert reading.config["parallelism"]["dp"] == 4
+    assert not reading.of("unmodeled")

@@ -115,6 +115,17 @@ def test_the_batch_of_a_ds_config_has_the_ranks_that_no_hostfile_beside_says(tmp
     assert (layout.dp, layout.devices, layout.zero_level) == (4, 8, 1)
 
 
+def test_the_batch_of_a_ds_config_goes_before_the_launchers_default(tmp_path):
+    """32 sequences = 4 x 2 x 4 ranks, where DeepSpeed's launcher would start every device of a node."""
+    job = job_of(
+        tmp_path,
+        {"run.sh": f"{DS_CONFIG}deepspeed pretrain_gpt.py {FLAGS} --deepspeed --deepspeed_config ds.json\n"},
+        "run.sh",
+    )
+    assert (job.parallelism.dp, job.parallelism.devices) == (4, 4)
+    assert not [note for note in job.notes if note.startswith("number of devices")]
+
+
 def test_a_fragment_of_flags_asks_for_the_script_that_reads_it(tmp_path):
     """As Megatron-LM's examples/post_training/modelopt/conf: the batch follows from the devices."""
     fragment = f'MODEL_ARGS=" {FLAGS.replace("--global-batch-size 32", "")} "\n'

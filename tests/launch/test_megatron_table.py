@@ -9,7 +9,7 @@ from mcore_ask import megatron
 from megatron_readings import FOLDER, TABLE
 
 from steptime.launch.keys import load_table, spelled
-from steptime.launch.megatron.flags import plain
+from steptime.launch.megatron.older_releases import plain
 from steptime.launch.megatron.parallelism_section import stages_of
 
 LAYOUTS = ["Et*3|(tt|)*2tL", "E|(t|)*3,t|t||L", "Ettt|tttt*2|t*2,t|ttL"]

@@ -99,3 +99,30 @@ def test_transformer_engine_has_no_fused_attention_on_older_devices(tmp_path):
         assert sum("compute capability 8, v100-sxm2-32 has 7" in note for note in found.notes) == told
     sets = {"hardware.node_type": "dgx-1v", "performance.attention_impl": "flash"}
     assert to_job(read("megatron", str(script), sets), sets).performance.attention_impl == "flash"
+
+
+def test_the_parser_of_a_checkout_says_whose_models_are_the_default(tmp_path):
+    """From core 0.8 on --use-legacy-models asks for those that read --use-flash-attn; without it, local layers keep all scores.
+
+    Nothing in these flags says the release (NVIDIA/Megatron-LM core_r0.8.0 megatron/training/arguments.py).
+    """
+    parser = PARSER.format("transformer_engine") + "group.add_argument('--use-legacy-models', action='store_true')\n"
+    files = {"pretrain_gpt.py": "import megatron\n", "megatron/training/arguments.py": parser}
+    flags = "--use-flash-attn --transformer-impl local"
+    assert attention(tmp_path, RUN, files, flags)[0] == "unfused"
+    assert attention(tmp_path, RUN, files, f"{flags} --use-legacy-models")[0] == "flash"
+
+
+def test_before_release_2_fused_kernels_are_off_by_default(tmp_path):
+    """v1.1.5 megatron/arguments.py: --batch-size and --model-parallel-size, which 2.0 stops at; flags turn fusions on."""
+    old = FLAGS.replace("--micro-batch-size 1 --global-batch-size 16", "--batch-size 2 --model-parallel-size 4")
+    path = tmp_path / "run.sh"
+    for more, kinds in (("", ("composite", "composite")), (_FUSIONS, ("fused", "fused"))):
+        path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt2.py {old} {more}\n", encoding="utf-8")
+        found = read("megatron", str(path), HARDWARE)
+        performance = found.config["performance"]
+        assert (performance["softmax_impl"], performance["activation_impl"]) == kinds
+        assert (found.config["data"]["gbs"], found.framework) == (2 * 2, "Megatron-LM (2019 and 2020)")
+
+
+_FUSIONS = "--scaled-upper-triang-masked-softmax-fusion --bias-gelu-fusion"

@@ -176,7 +176,7 @@ def launch(text, **env):
          ["srun", "torchrun"], 3, 8, 24, "train.py"),
         ("#SBATCH --gpus-per-node=h100:8\nsrun torchrun --nnodes 2 --nproc_per_node $SLURM_GPUS_PER_NODE train.py",
          ["srun", "torchrun"], 2, 8, 16, "train.py"),
-        ("mpirun -np 16 --npernode 8 python train.py", ["mpirun"], None, 8, 16, "train.py"),
+        ("mpirun -np 16 --npernode 8 python train.py", ["mpirun"], 2, 8, 16, "train.py"),
         ("deepspeed --num_gpus 8 --num_nodes 2 train.py --deepspeed", ["deepspeed"], 2, 8, 16, "train.py"),
         ("accelerate launch --num_processes 16 --num_machines 2 train.py", ["accelerate"], 2, 8, 16, "train.py"),
         ("export CUDA_VISIBLE_DEVICES=0,1\npython train.py --x", [], 1, 2, 2, "train.py"),
@@ -317,6 +317,13 @@ def test_torchrun_starts_one_process_unless_it_is_told():
         ("deepspeed --include worker-0:0,1 train.py", 2, ""),
         ("export NPROC_PER_NODE=8\nswift sft --model x", 8, "one node, since NNODES is not set"),
         ("export NPROC_PER_NODE=8 NNODES=1\nswift sft --model x", 8, ""),
+        (
+            "GPUS_PER_NODE=4\nNNODES=2\npython train.py",
+            8,
+            "GPUS_PER_NODE and NNODES of the script, whose command starts one process",
+        ),
+        ("WORLD_SIZE=2\nRANK=0\npython train.py", 2, "WORLD_SIZE of the script, whose command starts one process"),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", 1, ""),
     ],
 )
 def test_a_default_of_the_launcher_is_told_as_an_assumed_number_of_devices(command, devices, by):

@@ -141,3 +141,13 @@ def test_devices_are_asked_for_too_where_the_missing_values_do_not_tell_them(tmp
         "--seq-length",
         "--nnodes",
     ]
+
+
+def test_flags_of_experts_that_a_job_has_none_of_are_not_asked_for(tmp_path, monkeypatch):
+    monkeypatch.delenv("BALANCE", raising=False)
+    test = 'if [ "$BALANCE" = bias ]; then MORE="$MORE --moe-router-enable-expert-bias"; fi\n'
+    script = f"MORE=\n{test}{LAUNCH} --bf16 $MORE\n"
+    assert precision(read_of(tmp_path, script)) == "bf16"
+    assert "--moe-router-enable-expert-bias: $MORE" in problem_of(
+        tmp_path, script.replace("bf16", "bf16 --num-experts 8")
+    )

@@ -316,3 +316,15 @@ def test_the_number_that_a_launcher_of_part_of_a_node_asks_for(each: int, key: s
     assert line.endswith(f"in line 1 counts; add --set {key}=N")
     told = machine | {key: 2 if each == 8 else 8}
     assert to_job(written(tmp_path, "run.sh", script, **told), SETS | told).parallelism.devices == 2 * each
+
+
+def test_the_partition_of_a_header_decides_which_command_runs(tmp_path: Path) -> None:
+    """SLURM_JOB_PARTITION (slurm.schedmd.com/sbatch.html); a started script that prints its words runs them once."""
+    (tmp_path / "start.sh").write_text('echo "starts $@"\npython "$@"\n', encoding="utf-8")
+    script = "#!/bin/bash\n#SBATCH --partition=dev\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
+    script += 'if [ "$SLURM_JOB_PARTITION" = "dev" ]; then\n  srun --label ./start.sh pretrain_gpt.py $ARGS\n'
+    script += "else\n  srun --cpu-bind=none ./start.sh pretrain_gpt.py $ARGS --tensor-model-parallel-size 4\nfi\n"
+    plan = written(tmp_path, "run.sh", script.replace("$ARGS", GPT)).config["parallelism"]
+    assert (plan["tp"], plan["dp"]) == (1, 16)
+    other = script.replace("partition=dev", "partition=standard").replace("$ARGS", GPT)
+    assert written(tmp_path, "run.sh", other).config["parallelism"]["tp"] == 4

@@ -16,7 +16,19 @@ _VARIABLES: dict[str, tuple[str, Mapping[str, bool] | None]] = {
     "PYTORCH_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
 }
 """Variable -> the key of the plan's performance section, and the meanings of its words; None: sizes and counts unchanged."""
+_BLOCKING = "the host synchronizes after every kernel; counted with the launch times of the profile"
+_SWITCHES = {
+    "CUDA_LAUNCH_BLOCKING": _BLOCKING,
+    "HIP_LAUNCH_BLOCKING": _BLOCKING,
+    "TORCH_COMPILE_DISABLE": "functions that torch.compile fuses run one operation at a time; counted as fused",
+}
+"""Variables that change the cost where they are 1, and what is counted in their place."""
 _SIZES = re.compile(r"(:\d+:\d+)+")
+
+
+def switched_on(variables: Mapping[str, str]) -> list[LaunchFlag]:
+    """The variables that are on and whose cost is approximated."""
+    return [LaunchFlag(name, "1", "approximated", why) for name, why in _SWITCHES.items() if variables.get(name) == "1"]
 
 
 def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:

@@ -5,32 +5,37 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.base.words import counted
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
+from steptime.launch.megatron.older_releases import OLD_ARGUMENTS, is_legacy, of_older_release, plain
 from steptime.launch.megatron.undecided_flags import decided
 from steptime.launch.reading import Sets
 from steptime.launch.shell.expansion import NOT_RUN
 from steptime.launch.shell.processes import Word, split_words
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Unknown
 
-OLD_RELEASE = "Megatron-LM (2021 and 2022)"
 _OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4", "core 0.5"}
 """Releases whose parsers have Megatron's own layers by default."""
 _OF_CORE = "core 0.8"
 """From here on models are Megatron-Core's unless --use-legacy-models is given."""
-DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
-_FILES = {"vocab_file", "tokenizer_file", "merge_file", "tokenizer_model", "tokenizer_path", "tokenizer_name_or_path"}
+_FILES = {
+    "vocab_file",
+    "tokenizer_file",
+    "merge_file",
+    "tokenizer_model",
+    "tokenizer_path",
+    "tokenizer_name_or_path",
+    "hf_tokenizer_path",
+}
 """Arguments that name files: without a value they count as not set."""
 _OF_LAUNCHER = {"world_size", "distributed_backend"}
 """Arguments from the launcher's own variables, or the host's name: the user is asked for devices and names the machine."""
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
-_WORDS = {"": None, "None": None, "[]": None, "{}": None, "()": None, "True": True, "False": False}
-_DTYPES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
 
 
 class CommandLine(NamedTuple):
@@ -154,22 +159,6 @@ def read_words(text: str) -> list[Word]:
     return found
 
 
-def plain(value: Any) -> Any:
-    """A value without Python syntax: torch.bfloat16 is bf16, AttnBackend.auto is auto, None is empty, True is true."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    if text in _WORDS:
-        return _WORDS[text]
-    if found := re.fullmatch(r"\[(\d+)\]", text):  # Megatron-DeepSpeed's experts: the only one of a list
-        return found[1]
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        text = text[1:-1]
-    if found := re.fullmatch(r"<?(?:torch|[A-Z]\w+)\.(\w+)(?:: .*>)?", text):
-        return _DTYPES.get(found[1], found[1])
-    return text
-
-
 def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
     """The releases whose parsers have all of the arguments, from first to last; for a dump, the one with the nearest parser.
 
@@ -189,11 +178,12 @@ def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
 
 @cache
 def _parsed() -> dict[str, frozenset[str]]:
-    """The arguments that each release's parser has."""
+    """The arguments that each release's parser takes: it stops at those that 2.0 replaced."""
     names: frozenset[str] = frozenset()
     found: dict[str, frozenset[str]] = {}
     for release, change in releases().items():
-        found[release] = names = names.union(change.get("adds") or []).difference(change.get("drops") or [])
+        names = names.union(change.get("adds") or []).difference(change.get("drops") or [], OLD_ARGUMENTS)
+        found[release] = names
     return found
 
 
@@ -239,16 +229,6 @@ def releases() -> dict[str, dict[str, list[str]]]:
     return {str(name): change for name, change in found.items()}
 
 
-def is_legacy(arguments: Mapping[str, str]) -> bool:
-    """Whether the arguments are of Megatron-LM before Megatron-Core and TransformerEngine: those of 2021 and 2022."""
-    if plain(arguments.get("deepspeed")) is True:
-        return "transformer_impl" not in arguments
-    if "transformer_impl" in arguments or "recompute_granularity" in arguments:
-        return False
-    alone = {"DDP_impl", "activations_checkpoint_method", "data_impl"}
-    return plain(arguments.get("checkpoint_activations")) is True or bool(alone & arguments.keys())
-
-
 def keys_of(
     arguments: Mapping[str, str],
     names: Mapping[str, str],
@@ -260,10 +240,7 @@ def keys_of(
     table, raw = load_table(table_name), load_table("megatron").raw
     negations, flags = raw["negations"], {argument: flag for flag, argument in raw["flag_names"].items()}
     if is_legacy(arguments):
-        listed = {key: table.defaults[key] for key in raw["of_2021"]}
-        unlisted = {key: value for key, (_, value) in table.defaults.items() if key not in listed}
-        fork = DEEPSPEED_FORK if plain(arguments.get("deepspeed")) is True else OLD_RELEASE
-        table = table._replace(framework=fork, defaults=listed, unlisted=unlisted)
+        table = of_older_release(table, arguments)
 
     def spell(argument: str) -> str:
         plain_name = not names or argument in negations.values()  # the flag only turns it off

@@ -13,7 +13,14 @@ from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_sectio
 from steptime.launch.named_models import preset_of
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes, reads_pieces
 
-TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
+TOKENIZERS = (
+    "tokenizer_model",
+    "tokenizer_name_or_path",
+    "hf_tokenizer_path",
+    "tokenizer_file",
+    "vocab_file",
+    "merge_file",
+)
 """Arguments that name a tokenizer's files."""
 _CALLED = ("load", "save", "pretrained_checkpoint", "wandb_exp_name", "tensorboard_dir", "model_name")
 """Arguments whose values may name the model."""
@@ -159,10 +166,12 @@ def vocabulary(keys: JobKeys) -> int | None:
     kind = str(keys.get("patch_tokenizer_type") or keys.get("tokenizer_type") or "")
     kind = kind or ("GPT2BPETokenizer" if keys.get("merge_file") else "")
     size = keys.whole("vocab_size")
+    files = [keys.get(key) for key in TOKENIZERS]
     if size is not None and kind == "NullTokenizer":
         size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
+    elif size is not None and kind == "GPT2BPETokenizer":
+        size = _of_gpt2(keys, size, [str(name) for name in files if name])
     if size is None:
-        files = [keys.get(key) for key in TOKENIZERS]
         called = ["/".join(keys.source.split("/")[-2:]), *(str(keys.get(key) or "") for key in _CALLED)]
         found = entries_of(kind, [str(name) for name in files if name], keys.nearby, " ".join(called))
         if not any(files) and (name := keys.get("run.name")):
@@ -187,6 +196,20 @@ def vocabulary(keys: JobKeys) -> int | None:
         keys.notes.append(f"vocabulary not set, {whose} assumed: {size}")
     extra = keys.whole("extra_vocab_size", least=0) or 0
     return size + extra + (keys.whole("vocab_extra_ids", least=0) or 0)
+
+
+def _of_gpt2(keys: JobKeys, size: int, files: list[str]) -> int:
+    """Entries of GPT-2's files, where these tell them: Megatron-LM then does not read --vocab-size.
+
+    NVIDIA/Megatron-LM megatron/training/tokenizer/tokenizer.py, build_tokenizer
+    """
+    found = entries_of("", files, keys.beside)
+    if found is None or found[0] == size:
+        return size
+    keys.notes.append(
+        f"vocabulary {found[0]}, {found[1]}: GPT2BPETokenizer does not read {keys.name('vocab_size')} {size}"
+    )
+    return found[0]
 
 
 def _one_multiple(keys: JobKeys) -> tuple[int, str] | None:

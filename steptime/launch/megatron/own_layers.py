@@ -30,6 +30,8 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     asks = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys()
     if parser and not asks and _OFF_BY_DEFAULT.search(parser) and "--use-legacy-models" not in parser:
         keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
+    elif "--use-legacy-models" in parser:
+        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", False)}
     if "transformer_impl" in keys.values or "transformer_impl" not in keys.defaults:
         return
     of_core = asks and "use_te" not in program

@@ -230,7 +230,8 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     """
     local = keys.get("transformer_impl") == "local"
     own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
-    if local and not own and is_of_core(keys.values) and not keys.on("use_legacy_models"):
+    of_core = is_of_core(keys.values) or "use_legacy_models" in keys.defaults  # as the parser of its checkout says
+    if local and not own and of_core and not keys.on("use_legacy_models"):
         own = True
         keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
     # TransformerEngine's fused kernels take 16-bit values only (pytorch/attention/dot_product_attention/utils.py)

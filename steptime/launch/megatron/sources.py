@@ -16,12 +16,13 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
-from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, with_variables
-from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
+from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, switched_on, with_variables
+from steptime.launch.megatron.flags import arguments_of, fitting_release, keys_of, read_words
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import by_name, of_no_framework, without_layers
 from steptime.launch.megatron.missing_values import also_unknown
+from steptime.launch.megatron.older_releases import is_legacy
 from steptime.launch.megatron.own_layers import put_own_layers
 from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.translation import plan_of
@@ -31,6 +32,8 @@ from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
 T = TypeVar("T")
+_IS_DEFAULT = re.compile(NOT_STATED).match
+"""Whether a note is on a number of devices that a launcher's default, or a variable of the script, gives."""
 _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
 """Of the line that Megatron-LM logs for a step."""
 _HYBRID = "a hybrid Mamba model without a pattern of layers"
@@ -137,7 +140,7 @@ def _from_words(
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node
-        taken = any(note.startswith(NOT_STATED) for note in script.notes)
+        taken = any(map(_IS_DEFAULT, script.notes))
         if script.devices_per_node and script.nodes and not taken and not states_devices(sets):
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
@@ -149,12 +152,20 @@ def _from_words(
     _put_engine(keys, nearby)
     if stage := _unknown_stage(keys, nearby):
         keys.left_open["parallelism.zero_level"] = stage
-    devices = stated(script, sets) if script else devices
+    devices = _devices(keys, script, sets) if script else devices
     reading = _plan(keys, is_legacy(said.arguments), devices)
     if stage:
         reading.config["parallelism"].pop("zero_level", None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
+
+
+def _devices(keys: JobKeys, script: Script, sets: Sets) -> int | None:
+    """The devices of a script; None where they are a default, and the batch sizes of a ds_config tell dp."""
+    if keys.whole("data_parallel_size") is None or not any(map(_IS_DEFAULT, keys.notes)):
+        return stated(script, sets)
+    keys.notes = [note for note in keys.notes if not _IS_DEFAULT(note)]
+    return None
 
 
 def _put_engine(keys: JobKeys, nearby: NearbyFiles | None) -> None:
@@ -220,9 +231,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         if re.search(words, script.program.rpartition("/")[2]):
             found.append(LaunchFlag(script.program, "", "unmodeled", f"{what}, {OTHER_MODEL}"))
             break
-    if values.get("CUDA_LAUNCH_BLOCKING") == "1":
-        why = "the host synchronizes after every kernel; counted with the launch times of the profile"
-        found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "approximated", why))
+    found += switched_on(values)
 
 
 def from_arguments(

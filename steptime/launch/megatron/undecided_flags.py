@@ -17,6 +17,8 @@ def decided(
     `read` gives the arguments of words, each with its flag and value. Where the texts differ in such flags, the variable's
     line, the reason, and those flags are returned too: what the job costs is then not known.
     """
+    words = list(words)
+    said: set[str] = set()
     kept: list[Word] = []
     open_: list[tuple[int, Unknown, str]] = []
     for word in words:
@@ -25,8 +27,9 @@ def decided(
         if cause is None:
             kept.append(word)
             continue
+        said = said or _said(words, read)
         texts = [[Word(text, word.line) for text in choice.split()] for choice in cause.choices]
-        costs = [_costly(read(text)) for text in texts]
+        costs = [_costly(read(text), said) for text in texts]
         if differ := {
             pair for cost in costs for pair in cost.values() if any(pair not in other.values() for other in costs)
         }:
@@ -38,12 +41,24 @@ def decided(
     return kept, open_
 
 
-def _costly(arguments: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """The arguments that may change what a job costs."""
+def _said(words: list[Word], read: Callable[[list[Word]], Mapping[str, tuple[str, str]]]) -> set[str]:
+    """The arguments that the words give, whatever is undecided among them."""
+    table = load_table("megatron")
+    choices = {text for word in words for reason in word.unresolved for text in reason.choices}
+    sure = [word for word in words if not any(reason.choices for reason in word.unresolved)]
+    texts = [sure, *([Word(text, 0) for text in choice.split()] for choice in choices)]
+    return {spelled(argument, table) for text in texts for argument in read(text)}
+
+
+def _costly(arguments: Mapping[str, tuple[str, str]], said: set[str]) -> dict[str, tuple[str, str]]:
+    """The arguments that may change what a job costs; one that matters only with another does not where that is off."""
     table = load_table("megatron")
     found = {}
     for argument, value in arguments.items():
         rule = table.rules.get(spelled(argument, table))
+        beside = rule.beside if rule else ""
+        if beside and beside not in said and table.defaults.get(beside, ("", None))[1] in (None, False, 0, 1):
+            continue
         if speaks_of_cost(argument) if rule is None else rule.status != "irrelevant":
             found[argument] = value
     return found

@@ -133,20 +133,22 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
         )
     if inner == "deepspeed" and nodes is None and not unclear:
         nodes, per_node, devices, default = _by_hosts(words, per_node, variables)
-    if "mason.py" in launchers and devices and (nodes or 1) > 1:  # which puts their product into accelerate's option
+    if "mason.py" in launchers and devices:  # which puts their product into accelerate's option
         devices *= nodes or 1
     if inner == "composer" and not per_node and not devices and not unclear:
         nodes, per_node, default = 1, visible, "composer, the visible devices"
     if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
         per_node = visible
     if not launchers and not unclear:
-        devices, nodes, per_node, default = _around(variables)
+        devices, nodes, per_node, default = _around(words, variables)
         if devices is None:
             unclear.append(f"launched by python only: number of processes unknown; {SET_DEVICES}")
     if devices is None and nodes and per_node:
         devices = nodes * per_node
     elif devices and nodes and per_node is None and devices % nodes == 0:
         per_node = devices // nodes
+    elif devices and per_node and nodes is None and devices % per_node == 0:
+        nodes = devices // per_node
     return Size(nodes, per_node, devices, unclear, default if devices else "")
 
 
@@ -216,18 +218,14 @@ def _by_torchrun(
     return nodes or 1, 1 if one_each else per_node, default if one_each or alone else ""
 
 
-_HOSTS = ("--hostfile", "-H", "-hostfile")
-
-
 def _included(text: str) -> tuple[int | None, int | None]:
     """Nodes, and the devices named on them, of DeepSpeed's --include (launcher/runner.py, parse_resource_filter).
 
     >>> _included("worker-0:0,1,2@worker-1:5"), _included("worker-0@worker-1")
     ((2, 4), (2, None))
     """
-    hosts = text.split("@")
-    named = [len(found[1].split(",")) for host in hosts if (found := re.fullmatch(r"[^:]+:(\d[\d,]*)", host))]
-    return len(hosts), sum(named) if len(named) == len(hosts) else None
+    named = [len(found[1].split(",")) for found in re.finditer(r"(?:^|@)[^:@]+:(\d[\d,]*)(?=@|$)", text)]
+    return (hosts := text.count("@") + 1), sum(named) if len(named) == hosts else None
 
 
 def _by_hosts(
@@ -240,7 +238,7 @@ def _by_hosts(
     if (included := _option(words, ("--include", "-i"))) is not None:
         nodes, named = _included(included.text)
         return nodes, per_node, named, ""
-    if _option(words, _HOSTS) is not None:
+    if _option(words, ("--hostfile", "-H", "-hostfile")) is not None:
         return None, per_node, None, ""
     devices = None if per_node else _counted(variables)
     there = _visible(variables) or int(variables.get(DEVICES_ON_NODE, 0))
@@ -255,19 +253,25 @@ def _counted(variables: dict[str, str]) -> int | None:
     return next((int(text) for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text)), None)
 
 
-COUNTS = frozenset({"NPROC_PER_NODE", "GPUS_PER_NODE", "WORLD_SIZE"})
-"""Variables with a number of processes."""
+_PER_NODE = ("NPROC_PER_NODE", "GPUS_PER_NODE")
+COUNTS = frozenset({*_PER_NODE, "WORLD_SIZE"})
 
 
-def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None, str]:
-    """Devices, nodes and devices per node from the usual variables, where a script starts a single process; and the default."""
+def _around(words: list[Word], variables: dict[str, str]) -> tuple[int | None, int | None, int | None, str]:
+    """Devices, nodes and devices per node by the usual variables, where a script starts one process; and what is assumed.
+
+    ms-swift's commands start NPROC_PER_NODE of them (swift/cli/main.py); Python starts one, whatever these say.
+    """
     said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
-    per_node = next((said[name] for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if name in said), None)
+    per_node = next((said[name] for name in _PER_NODE if name in said), None)
     nodes = said.get("NNODES", 1 if per_node else None)
     devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
-    if devices is None and said.get("SLURM_NNODES", 1) == 1 and (visible := _visible(variables)):
-        return visible, 1, visible, ""
     default = "one node, since NNODES is not set" if per_node and not said.keys() & {"NNODES", "WORLD_SIZE"} else ""
+    names = [name for name in ("WORLD_SIZE", *_PER_NODE, "NNODES") if name in said][: 1 if "WORLD_SIZE" in said else 2]
+    if devices is None and said.get("SLURM_NNODES", 1) == 1 and (visible := _visible(variables)):
+        devices, nodes, per_node, default, names = visible, 1, visible, "", ["CUDA_VISIBLE_DEVICES"]
+    if (devices or 0) > 1 and any(re.fullmatch(r"(?:.*/)?python[\d.]*", word.text) for word in words):
+        default = f"{' and '.join(names)} of the script, whose command starts one process"
     return devices, nodes, per_node, default
 
 

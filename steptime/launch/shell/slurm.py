@@ -39,6 +39,8 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
         number = re.search(r"\bgpu(?::[^:,]+)?:(\d+)\b" if option == "gres" else r"(?:^|:)(\d+)$", value)
         if option in _SBATCH and number:
             found[_SBATCH[option]] = number[1]
+        elif option in {"partition", "p"}:
+            found["SLURM_JOB_PARTITION"] = value
     if "SLURM_NNODES" in found:
         found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"]
         if "SLURM_NTASKS_PER_NODE" in found:

@@ -40,7 +40,8 @@ SUBCOMMANDS = frozenset(
     | {f"finetune{method}" for method in ("", "_full", "_lora", "_adapter", "_adapter_v2")}
 )
 """Programs that launch themselves, and their subcommands."""
-_NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
+_PRINTS = frozenset({"echo", "printf"})
+_NO_LAUNCH = frozenset({"cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _RECIPE = re.compile(r"[\w./-]+\.py|\w+_(?:distributed|single_device|multinode)|(?:full|lora|qat|dpo|ppo)_\w+")
 """Recipes of torchtune, and custom ones."""
 UNKNOWN = re.compile("\ue000[^\ue001]*\ue001")
@@ -142,7 +143,7 @@ def launch_of(command: Command) -> TrainingCommand | None:
     python = False
     for i, text in enumerate(words):
         word, after = posixpath.basename(text), next(iter(words[i + 1 :]), "")
-        if word in _NO_LAUNCH and not launchers:
+        if word in _PRINTS or (word in _NO_LAUNCH and not launchers):
             return None
         if re.fullmatch(r"python[\d.]*", word):
             python = True
