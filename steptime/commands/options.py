@@ -10,6 +10,7 @@ from steptime.commands.argument_types import count, decoded, parts, positive_cou
 
 PLAN = "a YAML or JSON file, or - for standard input"
 LOG_KIND = "framework of the log: megatron, torchtitan, nemo"
+WITH = "a file in another folder that PLAN sources or names; may be repeated"
 LOG_UNMODELED = "ignore flags of the log that are not modeled"
 
 
@@ -61,8 +62,7 @@ def _launch_files(made: ArgumentParser) -> None:
         "openrlhf, verl; or auto"
     )
     made.add_argument("--from", dest="kind", metavar="KIND", help=about)
-    about = "with --from, a file in another folder that PLAN sources or names; may be repeated"
-    made.add_argument("--with", dest="added", action="append", default=[], metavar="FILE", help=about)
+    made.add_argument("--with", dest="added", action="append", default=[], metavar="FILE", help=f"with --from, {WITH}")
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     _unmodeled(made, "with --from, ignore flags that affect cost but are not modeled")
     kinds = ("megatron", "bridge", "nemo", "torchtitan", "deepspeed")
@@ -113,13 +113,15 @@ def _scale(made: ArgumentParser) -> None:
 
 
 def _diff(made: ArgumentParser) -> None:
-    about = "two or more plans (YAML, JSON, or - for standard input), or a training log and a plan or log"
+    about = "two or more plans or launch files (- for standard input), or a training log and one other file"
     made.add_argument("files", metavar="FILE", nargs="*", help=about)
     _sets(made, "change a setting in all plans")
+    _plan_options(made)
     made.add_argument("--json", action="store_true", help="print as JSON")
     made.add_argument("--html", metavar="FILE", help="write the comparison as an HTML page")
-    made.add_argument("--from", dest="kind", metavar="KIND", help=LOG_KIND)
-    _unmodeled(made, LOG_UNMODELED)
+    made.add_argument("--from", dest="kind", metavar="KIND", help="framework of launch files and logs, if not detected")
+    made.add_argument("--with", dest="added", action="append", default=[], metavar="FILE", help=WITH)
+    _unmodeled(made, "ignore flags of launch files and logs that are not modeled")
 
 
 def _explain(made: ArgumentParser) -> None:
