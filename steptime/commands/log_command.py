@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.commands import plan_defaults
 from steptime.commands.compared_jobs import ComparedJob, notes_of, read_jobs
 from steptime.commands.console import Printer
 
@@ -27,6 +28,8 @@ def validate(options: Namespace, out: Printer) -> int:
     rows_only = {name: getattr(options, name) for name in ("measurements", "source", "gpu", "plot")}
     rows_only |= {"split": options.split != "all", "profile": options.profile != "known"}
     refuse(rows_only, "only for rows, not for a log")
+    plan_defaults.check(None, options.machine, options.sets)
+    options.sets = [*plan_defaults.sets(None, options.machine, options.devices), *options.sets]
     found = compare(run(options.log, options))
     if options.save_csv is not None:
         from steptime.validation.measurement_csv import append, cells
@@ -96,7 +99,8 @@ def refuse_without_log(options: Namespace) -> None:
         ConfigError: one line per option.
     """
     given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv, "plan": options.plan}
-    refuse(given | {"allow-unmodeled": options.allow_unmodeled}, "only with --log")
+    given |= {"machine": options.machine, "devices": options.devices, "allow-unmodeled": options.allow_unmodeled}
+    refuse(given, "only with --log")
 
 
 def refuse(given: dict[str, Any], why: str) -> None:

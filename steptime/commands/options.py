@@ -190,6 +190,8 @@ def _validate(made: ArgumentParser) -> None:
     about = "logs of one job (nodes, restarts), plain or gzip"
     logs.add_argument("--log", nargs="+", action="extend", metavar="FILE", help=about)
     _sets(logs, "change a setting in the log's plan")
+    logs.add_argument("--machine", metavar="NAME", help="machine, if the log does not name it (3dtrn machines)")
+    logs.add_argument("--devices", type=whole, metavar="N", help="number of devices, if no file states it")
     logs.add_argument("--from", dest="kind", metavar="KIND", help=LOG_KIND)
     about = "a plan, config or launch script of the job, for a log that prints none"
     logs.add_argument("--plan", metavar="FILE", help=about)
