@@ -52,7 +52,7 @@ _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|(?<!-)-{8,} arguments -{8,}|"
     r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
-    r"\bentrypoint: \S*flagscale|^MODEL_ARGS:|^system:(?=[\s\S]*\n\s+num_layers:)",
+    r"^language_model:(?=[\s\S]*^model_parallel:)|\bentrypoint: \S*flagscale|^MODEL_ARGS:|^system:(?=[\s\S]*\n\s+num_layers:)",
     "torchtitan": (
         r"torchtitan\.train\b|--job\.config|CONFIG_FILE=\S*torchtitan|^\[(?:training|parallelism)\]|\[titan\]|"
         r"Running with (?:args|configs): \{|Trainer\.Config\b|\bCONFIG=\w+[^#]*(?<![\w.-])run_train\.sh\b"
@@ -63,7 +63,7 @@ _MARKS = {
         r"^from megatron\.bridge\.recipes|^(?:import|from) nemo(?:_run\b|\.collections import llm$)|"
         r"\A(?=[\s\S]*^train:)(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
         r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
-        r"^encoder_seq_length:|(?:^|[\s'\"])nemo llm pretrain\b"
+        r"\A(?![\s\S]*^language_model:)[\s\S]*^encoder_seq_length:|(?:^|[\s'\"])nemo llm pretrain\b"
     ),
     "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:" + _DS_KEYS + r")\"\s*:",
 }
