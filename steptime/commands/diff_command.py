@@ -1,4 +1,4 @@
-"""`3dtrn diff A B ...`: plans or training logs side by side."""
+"""`3dtrn diff A B ...`: plans, launch files or training logs side by side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.commands import log_command, outputs
-from steptime.commands.console import Printer, load
+from steptime.commands import log_command, outputs, plan_defaults
+from steptime.commands.compared_jobs import ComparedJob, notes_of, read_jobs
+from steptime.commands.console import Printer
 from steptime.report.diff_tables import diff as compare
 from steptime.report.diff_tables import diff_many, letter
 from steptime.report.output_files import write_file
@@ -22,23 +23,45 @@ if TYPE_CHECKING:
 
 
 def diff(options: Namespace, out: Printer) -> int:
-    """Two configs side by side; --set changes both. A training log provides its job and its measurements."""
+    """Jobs side by side; --set changes all. A training log provides its job and its measurements."""
     if len(options.files) < 2:
         one = next(iter(options.files), "A.yaml")
         raise ConfigError(f"3dtrn diff: needs two files or more; write 3dtrn diff {one} B.yaml")
     outputs.check(options)
+    plan_defaults.check(options.model, options.machine, options.sets)
+    named = plan_defaults.sets(options.model, options.machine, options.devices)
+    options.stated, options.sets = options.sets, [*named, *options.sets]
+    logs = [path for path in options.files if is_log(path)]
     if len(options.files) > 2:
-        return _many(options, out)
-    a, b = options.files
-    if options.html is not None and (is_log(a) or is_log(b)):
-        raise ConfigError("--html: not for a training log")
-    if is_log(a) or is_log(b):
-        return log_command.diff(options, out, _labels(a, b))
-    log_command.refuse({"from": options.kind, "allow-unmodeled": options.allow_unmodeled}, "only with a training log")
-    both = estimate(load(a, options.sets)), estimate(load(b, options.sets))
-    labels = _labels(a, b)
-    notes = [f"{label}: {path}" for label, path in zip(labels, (a, b), strict=True) if label in {"A", "B"}]
-    return _shown(options, out, both, labels, lambda whole: compare(both, labels, notes, whole=whole))
+        return _many(options, out, logs)
+    labels = _labels(*options.files)
+    if logs:
+        if options.html is not None:
+            raise ConfigError("--html: not for a training log")
+        return log_command.diff(options, out, labels)
+    jobs = read_jobs(options.files, options)
+    notes = [f"{label}: {path}" for label, path in zip(labels, options.files, strict=True) if label in {"A", "B"}]
+    if all(job.reading is None for job in jobs):
+        both = [estimate(job.job) for job in jobs]
+        return _shown(options, out, both, labels, lambda whole: compare(both, labels, notes, whole=whole))
+    return _of_launch_files(options, out, jobs, labels, notes)
+
+
+def _of_launch_files(
+    options: Namespace, out: Printer, jobs: Sequence[ComparedJob], labels: tuple[str, str], notes: Sequence[str]
+) -> int:
+    """Two jobs of which at least one is a launch file: also what each difference costs, and flags that no plan has."""
+    from steptime.report.setting_tables import costs
+    from steptime.validation.setting_costs import differences
+
+    found = differences(*(job.job for job in jobs))
+    notes = [*notes, *notes_of(jobs, labels, (found.a, found.b))]
+
+    def sections(whole: bool) -> list[ReportSection]:
+        changed, *rest = compare((found.a, found.b), labels, notes, whole=whole)
+        return [changed, *([costs(found, labels)] if found.each else []), *rest]
+
+    return _shown(options, out, (found.a, found.b), labels, sections)
 
 
 def _shown(
@@ -57,16 +80,17 @@ def _shown(
     return 0
 
 
-def _many(options: Namespace, out: Printer) -> int:
-    """Three or more plans, one column each."""
+def _many(options: Namespace, out: Printer, logs: Sequence[str]) -> int:
+    """Three jobs or more, one column each."""
     paths = options.files
-    if logs := [path for path in paths if is_log(path)]:
+    if logs:
         raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")
-    if options.kind is not None or options.allow_unmodeled:
-        raise ConfigError("--from and --allow-unmodeled: only with a training log")
-    found = [estimate(load(path, options.sets)) for path in paths]
-    labels = [f"{letter(i)}: {path}" for i, path in enumerate(paths)]
-    return _shown(options, out, found, labels, lambda whole: diff_many(found, paths, whole=whole))
+    jobs = read_jobs(paths, options)
+    found = [estimate(job.job) for job in jobs]
+    letters = [letter(i) for i in range(len(paths))]
+    labels = [f"{name}: {path}" for name, path in zip(letters, paths, strict=True)]
+    notes = notes_of(jobs, letters, found)
+    return _shown(options, out, found, labels, lambda whole: diff_many(found, paths, notes, whole=whole))
 
 
 def _labels(a: str, b: str) -> tuple[str, str]:

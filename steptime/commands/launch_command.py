@@ -37,37 +37,55 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
             f"--from {options.kind}: needs a launch script, config or log: 3dtrn --from {options.kind} FILE"
         )
     named = plan_defaults.sets(options.model, options.machine, options.devices)
-    sets, unread = read_settings([*named, *options.sets])
-    wrong = [problem.line for problem in unread]
     try:
-        try:
-            reading = read(options.kind, options.config, sets, options.added)
-        except ConfigError as error:
-            lines = [line for line in error.problems if not (options.allow_unmodeled and line.endswith(LEAVE_OUT))]
-            raise ConfigError(
-                lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]
-            ) from None
-        reading = _with_replaced(reading, options, sets)
-        job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
+        job, reading = read_job(options, options.kind, options.config, [*named, *options.sets])
     except ConfigError as error:
-        retyped = _retyped(options.typed, options.config, error.problems)
-        raise ConfigError([*wrong, *error.problems, *retyped]) from None
-    if wrong:
-        raise ConfigError(wrong)
+        raise ConfigError([*error.problems, *retyped(options.typed, options.config, error.problems)]) from None
     plan_defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")
     return job, reading
 
 
-def _with_replaced(reading: Reading, options: Namespace, sets: Mapping[str, Any]) -> Reading:
+def read_job(options: Namespace, kind: str, source: str, changes: Sequence[str]) -> tuple[Job, Reading]:
+    """The job of a launch file with settings over it, and its reading; `options`: those of --with and --allow-unmodeled.
+
+    Raises:
+        ConfigError: the file cannot be read, is another framework's, or leaves something open.
+    """
+    sets, unread = read_settings(changes)
+    wrong = [problem.line for problem in unread]
+    try:
+        reading = _with_replaced(_read(options, kind, source, sets), options, kind, source, sets)
+        job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
+    except ConfigError as error:
+        raise ConfigError([*wrong, *error.problems]) from None
+    if wrong:
+        raise ConfigError(wrong)
+    return job, reading
+
+
+def _read(options: Namespace, kind: str, source: str, sets: Mapping[str, Any]) -> Reading:
+    """The reading of a file; flags that --allow-unmodeled cannot ignore are not reported as ones that it can.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return read(kind, source, sets, options.added)
+    except ConfigError as error:
+        lines = [line for line in error.problems if not (options.allow_unmodeled and line.endswith(LEAVE_OUT))]
+        raise ConfigError(lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]) from None
+
+
+def _with_replaced(reading: Reading, options: Namespace, kind: str, source: str, sets: Mapping[str, Any]) -> Reading:
     """The reading with a note on what the file says of its model, where the settings name another."""
     if "model" not in sets:
         return reading
     from steptime.launch.replaced_model import note, without_model
 
     try:
-        own = read(options.kind, options.config, without_model(sets), options.added)
+        own = read(kind, source, without_model(sets), options.added)
     except ConfigError:  # a file that does not say enough of its model to be read without it
         return reading
     told = note(own.config.get("model"), sets)
@@ -82,20 +100,20 @@ _WORDS = "pass script and arguments as one string"
 _VARIABLES = re.compile(r"write ((?:\w+=\.\.\. )+)before the command")
 
 
-def _retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str]:
+def retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str]:
     """The command as it was typed with what its problems ask for; nothing where one asks for something else.
 
     Nothing either for $100 and beyond, which no script means.
 
     `source`: the file, or the script and its arguments as one string.
 
-    >>> _retyped(["--from", "auto", "my job.sh"], "my job.sh", ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
+    >>> retyped(["--from", "auto", "my job.sh"], "my job.sh", ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
     ["to go on: 3dtrn --from auto 'my job.sh' --set model.vocab_sz=N"]
-    >>> _retyped(["run.sh", "--from", "auto"], "run.sh", ["f: $2 has no value; pass script and arguments as one string"])
+    >>> retyped(["run.sh", "--from", "auto"], "run.sh", ["f: $2 has no value; pass script and arguments as one string"])
     ["to go on: 3dtrn 'run.sh ARG1 ARG2' --from auto"]
-    >>> _retyped(["--from", "auto", "run.sh"], "run.sh", ["f: $RANK has no value; write RANK=... before the command"])
+    >>> retyped(["--from", "auto", "run.sh"], "run.sh", ["f: $RANK has no value; write RANK=... before the command"])
     ['to go on: RANK=... 3dtrn --from auto run.sh']
-    >>> _retyped(["run.sh", "--machine", "dgx-h100"], "run.sh", ["f: 9 devices; add --set hardware.node_type=NAME"])
+    >>> retyped(["run.sh", "--machine", "dgx-h100"], "run.sh", ["f: 9 devices; add --set hardware.node_type=NAME"])
     ['to go on: 3dtrn run.sh --set hardware.node_type=NAME']
     """
     left_out = [line.endswith(LEAVE_OUT) for line in problems]

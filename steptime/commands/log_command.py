@@ -7,7 +7,9 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.commands.console import Printer, load
+from steptime.commands import plan_defaults
+from steptime.commands.compared_jobs import ComparedJob, notes_of, read_jobs
+from steptime.commands.console import Printer
 
 if TYPE_CHECKING:
     from steptime.job.sections import Hardware
@@ -26,6 +28,8 @@ def validate(options: Namespace, out: Printer) -> int:
     rows_only = {name: getattr(options, name) for name in ("measurements", "source", "gpu", "plot")}
     rows_only |= {"split": options.split != "all", "profile": options.profile != "known"}
     refuse(rows_only, "only for rows, not for a log")
+    plan_defaults.check(None, options.machine, options.sets)
+    options.sets = [*plan_defaults.sets(None, options.machine, options.devices), *options.sets]
     found = compare(run(options.log, options))
     if options.save_csv is not None:
         from steptime.validation.measurement_csv import append, cells
@@ -45,7 +49,6 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     Raises:
         ConfigError: one line per problem.
     """
-    from steptime.launch.reading import left_out_differences
     from steptime.report import diff_tables, setting_tables
     from steptime.report.table import document
     from steptime.validation.log_file import is_log
@@ -53,15 +56,14 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     from steptime.validation.setting_costs import differences as setting_costs
 
     paths = options.files
-    plans = {path: load(path, options.sets) for path in paths if not is_log(path)}
-    hardware = next((plan.hardware for plan in plans.values()), None)
+    others = [path for path in paths if not is_log(path)]
+    plans = dict(zip(others, read_jobs(others, options), strict=True))
+    hardware = next((plan.job.hardware for plan in plans.values()), None)
     runs = {path: run([path], options, hardware) for path in paths if path not in plans}
-    found = setting_costs(*(plans[path] if path in plans else runs[path].job for path in paths))
-    told = list(zip(labels, paths, strict=True))
-    notes = [f"{label}: {path}" for label, path in told if label in {"A", "B"}]
-    notes += [f"{label}: {note}" for label, path in told if path in runs for note in runs[path].notes]
-    if len(runs) == 2:
-        notes += left_out_differences([runs[path].reading for path in paths], labels)
+    jobs = {path: ComparedJob(run.job, run.reading, run.notes) for path, run in runs.items()} | plans
+    found = setting_costs(*(jobs[path].job for path in paths))
+    notes = [f"{label}: {path}" for label, path in zip(labels, paths, strict=True) if label in {"A", "B"}]
+    notes += notes_of([jobs[path] for path in paths], labels)
     a, b = (compare_run(runs[path]) if path in runs else None for path in paths)
     changed, *rest = diff_tables.diff((found.a, found.b), labels, notes)
     sections = [*setting_tables.sections(found, (a, b), labels), changed, *rest]
@@ -97,7 +99,8 @@ def refuse_without_log(options: Namespace) -> None:
         ConfigError: one line per option.
     """
     given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv, "plan": options.plan}
-    refuse(given | {"allow-unmodeled": options.allow_unmodeled}, "only with --log")
+    given |= {"machine": options.machine, "devices": options.devices, "allow-unmodeled": options.allow_unmodeled}
+    refuse(given, "only with --log")
 
 
 def refuse(given: dict[str, Any], why: str) -> None:

@@ -10,6 +10,7 @@ from steptime.commands.argument_types import count, decoded, parts, positive_cou
 
 PLAN = "a YAML or JSON file, or - for standard input"
 LOG_KIND = "framework of the log: megatron, torchtitan, nemo"
+WITH = "a file in another folder that PLAN sources or names; may be repeated"
 LOG_UNMODELED = "ignore flags of the log that are not modeled"
 
 
@@ -63,8 +64,9 @@ def _launch_files(parser: ArgumentParser) -> None:
         "openrlhf, verl; or auto"
     )
     parser.add_argument("--from", dest="kind", metavar="KIND", help=about)
-    about = "with --from, a file in another folder that PLAN sources or names; may be repeated"
-    parser.add_argument("--with", dest="added", action="append", default=[], metavar="FILE", help=about)
+    parser.add_argument(
+        "--with", dest="added", action="append", default=[], metavar="FILE", help=f"with --from, {WITH}"
+    )
     parser.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     _unmodeled(parser, "with --from, ignore flags that affect cost but are not modeled")
     kinds = ("megatron", "bridge", "nemo", "torchtitan", "deepspeed")
@@ -117,13 +119,17 @@ def _scale(parser: ArgumentParser) -> None:
 
 
 def _diff(parser: ArgumentParser) -> None:
-    about = "two or more plans (YAML, JSON, or - for standard input), or a training log and a plan or log"
+    about = "two or more plans or launch files (- for standard input), or a training log and one other file"
     parser.add_argument("files", metavar="FILE", nargs="*", help=about)
     _sets(parser, "change a setting in all plans")
+    _plan_options(parser)
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the comparison as an HTML page")
-    parser.add_argument("--from", dest="kind", metavar="KIND", help=LOG_KIND)
-    _unmodeled(parser, LOG_UNMODELED)
+    parser.add_argument(
+        "--from", dest="kind", metavar="KIND", help="framework of launch files and logs, if not detected"
+    )
+    parser.add_argument("--with", dest="added", action="append", default=[], metavar="FILE", help=WITH)
+    _unmodeled(parser, "ignore flags of launch files and logs that are not modeled")
 
 
 def _explain(parser: ArgumentParser) -> None:
@@ -192,6 +198,8 @@ def _validate(parser: ArgumentParser) -> None:
     about = "logs of one job (nodes, restarts), plain or gzip"
     logs.add_argument("--log", nargs="+", action="extend", metavar="FILE", help=about)
     _sets(logs, "change a setting in the log's plan")
+    logs.add_argument("--machine", metavar="NAME", help="machine, if the log does not name it (3dtrn machines)")
+    logs.add_argument("--devices", type=whole, metavar="N", help="number of devices, if no file states it")
     logs.add_argument("--from", dest="kind", metavar="KIND", help=LOG_KIND)
     about = "a plan, config or launch script of the job, for a log that prints none"
     logs.add_argument("--plan", metavar="FILE", help=about)

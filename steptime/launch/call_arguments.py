@@ -30,7 +30,38 @@ def called_in(node: ast.Call, names: Mapping[str, Any]) -> str:
     """The dotted name of what is called, or the class that it is a variable of: `provider_class()`; "" where it has none."""
     called = ".".join(dotted(node.func))
     held = names.get(called)
-    return held.code if isinstance(held, Computed) and re.fullmatch(r"[A-Z]\w+", held.code) else called
+    return held.code if isinstance(held, Computed) and re.fullmatch(_CALLABLE, held.code) else called
+
+
+_CALLABLE = r"[A-Z]\w+|\w+_(?:config|recipe)"
+"""Names of classes, and of functions that return configs, which a variable may hold."""
+_MODULE = "importlib.import_module"
+
+
+def calling(node: ast.Call, function: Any) -> ast.Call:
+    """A call of a function that another call returns: by its name, where that is known."""
+    known = isinstance(function, Computed) and function.code.isidentifier()
+    func = ast.copy_location(ast.Name(function.code), node) if known else node.func
+    return ast.copy_location(ast.Call(func=func, args=node.args, keywords=node.keywords), node)
+
+
+def of_module(called: str, node: ast.Call, args: Sequence[Any], imports: Imports) -> Computed | None:
+    """The function `getattr(module, "name")` by its name, which becomes one that the module imports; None of other objects.
+
+    The module is imported by `from a import b`, or is what importlib.import_module("a.b") returns.
+    """
+    owner, name = args[:2]
+    first = node.args[0]
+    module = ""
+    if isinstance(owner, dict) and owner.get(CLASS) == _MODULE:
+        module = str(*owner.get("_args_", [])[:1]).replace(".", "/")
+    elif isinstance(first, ast.Name) and first.id in imports:
+        file, own = imports[first.id]
+        module = f"{file.removesuffix('.py')}/{own}"
+    if called != "getattr" or not module or not isinstance(name, str) or not name.isidentifier():
+        return None
+    imports[name] = (f"{module}.py", name)
+    return Computed(node.lineno, name)
 
 
 def default_nodes(function: ast.FunctionDef) -> list[tuple[str, ast.expr]]:

@@ -16,12 +16,13 @@ from copy import deepcopy
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.call_arguments import bound, called_in, default_nodes, imported, origin, unpacked
+from steptime.launch import call_arguments as calls
 from steptime.launch.config_values import (
     CLASS,
     MOST_ITEMS,
     Computed,
     attribute,
+    cased,
     cast,
     computed,
     dotted,
@@ -33,6 +34,7 @@ from steptime.launch.config_values import (
     note_call,
     operated,
     parsed,
+    spread,
     whole_call,
 )
 from steptime.launch.nearby_files import NearbyFiles
@@ -94,13 +96,13 @@ class _FunctionReader:
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Name)
         }
-        self.imports = imported(module)
+        self.imports = calls.imported(module)
 
     def owner(self, name: str, depth: int = 0) -> tuple[_FunctionReader, str] | None:
         """The module behind a name, its own or an adjacent one, and the name inside that module."""
         if name in self.functions or name in self.constants:
             return self, name
-        if (found := origin(name, self.imports)) is None or depth > _DEPTH:
+        if (found := calls.origin(name, self.imports)) is None or depth > _DEPTH:
             return None
         file, own = found
         if file not in self.readers:
@@ -124,8 +126,8 @@ class _FunctionReader:
         """What a function returns; an argument that is not given and has no default is `Computed`."""
         if depth > _DEPTH:
             raise ConfigError(f"{self.path}:{function.lineno}: {function.name} is recursive")
-        defaults = {name: self.value(node, {}, depth + 1) for name, node in default_nodes(function)}
-        names = bound(function, defaults, args, keywords or {})
+        defaults = {name: self.value(node, {}, depth + 1) for name, node in calls.default_nodes(function)}
+        names = calls.bound(function, defaults, args, keywords or {})
         return self.block(function.body, names, depth)[1]
 
     def block(self, body: Sequence[ast.stmt], names: Tree, depth: int) -> tuple[bool, Any]:
@@ -204,14 +206,14 @@ class _FunctionReader:
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
         """`name = ...`, `name.a.b = ...`, or several names at once."""
         if isinstance(target, ast.Tuple):
-            each = (
-                found
-                if isinstance(found, list | tuple) and len(found) == len(target.elts)
-                else [found] * len(target.elts)
-            )
-            for item, value in zip(target.elts, each, strict=True):
+            for item, value in zip(target.elts, spread(found, len(target.elts)), strict=True):
                 self.assign(item, value, names)
             return
+        if isinstance(target, ast.Subscript) and isinstance(key := self.value(target.slice, names, 0), str):
+            owner = self.value(target.value, names, 0)
+            if isinstance(owner, dict):
+                owner[key] = found
+                return
         path = dotted(target)
         if not path:
             raise failed(self.path, target, "cannot be evaluated statically")
@@ -248,12 +250,14 @@ class _FunctionReader:
         """Arithmetic, comparisons, `and` and `or`, a conditional or a subscript of known values."""
         if isinstance(node, ast.Dict):
             keys = [None if key is None else str(self.value(key, names, depth)) for key in node.keys]
-            found = unpacked([*zip(keys, (self.value(item, names, depth) for item in node.values), strict=True)])
+            found = calls.unpacked([*zip(keys, (self.value(item, names, depth) for item in node.values), strict=True)])
             return computed(node) if found is None else found
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, names, depth)
             chosen = node.body if test else node.orelse
             return computed(node) if isinstance(test, Computed) else self.value(chosen, names, depth)
+        if isinstance(node, ast.FormattedValue) and node.conversion < 0 and node.format_spec is None:
+            return self.value(node.value, names, depth)
         parts = [self.value(item, names, depth) for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
         if not parts or not all(isinstance(part, int | float | str | bool | list | None) for part in parts):
             return computed(node)
@@ -264,14 +268,15 @@ class _FunctionReader:
 
     def config(self, node: ast.Call, names: Tree, depth: int) -> Any:
         """A call: a function of the module, a copy with changes, or a config object."""
-        called = called_in(node, names)
+        if dotted(getattr(node.func, "func", node)) == ["getattr"]:  # getattr(module, "name")()
+            node = calls.calling(node, self.value(node.func, names, depth))
+        called = calls.called_in(node, names)
         if isinstance(node.func, ast.Attribute) and node.func.attr in {"lower", "upper"}:
-            text = self.value(node.func.value, names, depth)
-            return getattr(text, node.func.attr)() if isinstance(text, str) else computed(node)
+            return cased(node, node.func.attr, self.value(node.func.value, names, depth))
         if not called and self.bases:  # a method of another call's result
             given = [item for inner in ast.walk(node) if isinstance(inner, ast.Call) for item in inner.args]
             return {CLASS: computed(node).code, "_args_": [self.value(item, names, depth) for item in given]}
-        keywords = unpacked([(item.arg, self.value(item.value, names, depth)) for item in node.keywords])
+        keywords = calls.unpacked([(item.arg, self.value(item.value, names, depth)) for item in node.keywords])
         if not called or keywords is None:
             return computed(node)
         args = [self.value(item, names, depth) for item in node.args]
@@ -284,7 +289,7 @@ class _FunctionReader:
         if isinstance(owner, dict):  # the model of a repository
             return {CLASS: called, "_args_": list(owner.get("_args_", [])), **keywords}
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
-            return looked_up(called, node, args)
+            return calls.of_module(called, node, args, self.imports) or looked_up(called, node, args)
         if is_cast(called) and not keywords:
             return cast(called, node, args)
         copies = (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}

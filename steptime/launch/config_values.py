@@ -48,6 +48,8 @@ def operated(node: ast.expr, parts: list[Any]) -> Any:
     ]
     if sum(sizes) > MOST_ITEMS:
         raise ValueError
+    if isinstance(node, ast.JoinedStr) and all(type(part) in {str, int} for part in parts):
+        return "".join(map(str, parts))
     if isinstance(node, ast.BoolOp):
         found = parts[0]
         for part in parts[1:]:
@@ -107,6 +109,16 @@ def failed(path: str, node: ast.stmt | ast.expr, problem: str) -> ConfigError:
     return ConfigError(
         f"{path}:{node.lineno}: {problem} ({code[:60]}); use literal values, or give a log or TOML of the job"
     )
+
+
+def spread(found: Any, count: int) -> list[Any]:
+    """The values of several targets at once: one each, or the same for all where they are not known."""
+    return [*found] if isinstance(found, list | tuple) and len(found) == count else [found] * count
+
+
+def cased(node: ast.Call, method: str, text: Any) -> Any:
+    """A text in lower or upper case."""
+    return getattr(text, method)() if isinstance(text, str) else computed(node)
 
 
 def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:

@@ -134,18 +134,23 @@ def _model(tree: ast.Module) -> dict[str, Any]:
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
 
 
-def starts_trainer(text: str, nearby: NearbyFiles | None) -> bool:
-    """Whether a script runs a program in its folder that trains with Hugging Face's Trainer."""
+_STARTED = {
+    "nemo": r"^(?:from|import) megatron\.bridge\b",
+    "transformers": r"\b(?:(?:TrainingArguments|SFTConfig)\(|HfArgumentParser\([^)]*\bTrainingArguments\b)",
+}
+"""Kind -> what a program over it contains."""
+
+
+def kind_started(text: str, nearby: NearbyFiles | None) -> str | None:
+    """The kind of the program that a script runs, if the program is found: of Hugging Face's Trainer, or over Megatron-Bridge."""
     starts, program = r"\b(?:deepspeed|torchrun|accelerate launch|python3?)\s", r"(?<![\w./-])[\w./-]+\.py\b"
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
     started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
     named = [found[0] for line in started if (found := re.search(program, line))]
     named += re.findall(rf"^\s*(?:export\s+)?\w+=[\"']?({program})", text, re.MULTILINE)  # in a variable that is run
-    texts = (nearby.text(name) or "" for name in named) if nearby is not None else ()
-    return any(
-        re.search(r"\b(?:(?:TrainingArguments|SFTConfig)\(|HfArgumentParser\([^)]*\bTrainingArguments\b)", code)
-        for code in texts
-    )
+    texts = [nearby.text(name) or "" for name in named] if nearby is not None else []
+    found_in = (kind for kind, marks in _STARTED.items() if any(re.search(marks, code, re.MULTILINE) for code in texts))
+    return next(found_in, None)
 
 
 def _checkpointing(tree: ast.Module) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.nearby_files import NearbyFiles, with_numbers
-from steptime.launch.program_calls import starts_trainer
+from steptime.launch.program_calls import kind_started
 from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB
@@ -52,7 +52,7 @@ _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|(?<!-)-{8,} arguments -{8,}|"
     r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
-    r"\bentrypoint: \S*flagscale|^MODEL_ARGS:|^system:(?=[\s\S]*\n\s+num_layers:)",
+    r"^language_model:(?=[\s\S]*^model_parallel:)|\bentrypoint: \S*flagscale|^MODEL_ARGS:|^system:(?=[\s\S]*\n\s+num_layers:)",
     "torchtitan": (
         r"torchtitan\.train\b|--job\.config|CONFIG_FILE=\S*torchtitan|^\[(?:training|parallelism)\]|\[titan\]|"
         r"Running with (?:args|configs): \{|Trainer\.Config\b|\bCONFIG=\w+[^#]*(?<![\w.-])run_train\.sh\b"
@@ -60,10 +60,10 @@ _MARKS = {
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
         r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
-        r"^from megatron\.bridge\.recipes|^(?:import|from) nemo(?:_run\b|\.collections import llm$)|"
+        r"^from megatron\.bridge\b|import_module\(f?.megatron\.bridge|^(?:import|from) nemo(?:_run\b|\.collections import llm$)|"
         r"\A(?=[\s\S]*^train:)(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
-        r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
-        r"^encoder_seq_length:|(?:^|[\s'\"])nemo llm pretrain\b"
+        r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\b\w+/(?:setup_experiment|run_script)|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
+        r"\A(?![\s\S]*^language_model:)[\s\S]*^encoder_seq_length:|(?:^|[\s'\"])nemo llm pretrain\b"
     ),
     "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:" + _DS_KEYS + r")\"\s*:",
 }
@@ -203,7 +203,7 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and _is_shell(path, text):  # which reports what it launches
-        return "transformers" if starts_trainer(text, nearby) else "megatron"
+        return kind_started(text, nearby) or "megatron"
     if not telling:
         if re.search(r"(?m)^(?:from|import) olmo_core\b", text):
             raise ConfigError(f"{path}: a program over OLMo-core, which is not read; write a plan with its settings")

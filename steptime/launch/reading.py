@@ -81,17 +81,20 @@ def is_other_model(flag: LaunchFlag) -> bool:
     return flag.status == "unmodeled" and any(words in flag.note for words in _ALONE)
 
 
-def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> list[str]:
-    """A line for each flag in which two jobs differ and that is in neither plan: its cost is in no figure."""
+def left_out_differences(readings: Sequence[Reading | None], labels: Sequence[str]) -> list[str]:
+    """A line for each flag in which jobs differ and that is in no plan: its cost is in no figure; None: a plan's job."""
     said = [
-        {f.name: f.value for f in reading.flags if f.status in {"unmodeled", "approximated"}} for reading in readings
+        {f.name: f.value for f in reading.flags if f.status in {"unmodeled", "approximated"}} if reading else {}
+        for reading in readings
     ]
+    known = [n for n, reading in enumerate(readings) if reading is not None]
     lines = []
-    for name in dict.fromkeys([*said[0], *said[1]]):
-        values = [flags.get(name, "unset") for flags in said]
-        if values[0] != values[1]:
-            pair = ", ".join(f"{label} {value}" for label, value in zip(labels, values, strict=True))
-            lines.append(f"in neither plan, but different: {name} ({pair})")
+    for name in dict.fromkeys(name for flags in said for name in flags):
+        values = {labels[n]: said[n].get(name, "unset") for n in known}
+        different = len({*values.values()}) > 1
+        if different or len(known) < len(readings):
+            told = ", ".join(f"{label} {value}" for label, value in values.items())
+            lines.append(f"in no plan{', but different' if different else ''}: {name} ({told})")
     return lines
 
 

@@ -54,11 +54,13 @@ def diff(
     return shown
 
 
-def diff_many(estimates: Sequence[Estimate], paths: Sequence[str], *, whole: bool = False) -> list[ReportSection]:
+def diff_many(
+    estimates: Sequence[Estimate], paths: Sequence[str], notes: Sequence[str] = (), *, whole: bool = False
+) -> list[ReportSection]:
     """Three plans or more: a letter for each, and `diff` of them."""
     labels = [letter(i) for i in range(len(paths))]
     names = FactList("plans", [Fact(label, [path]) for label, path in zip(labels, paths, strict=True)])
-    return [names, *diff(estimates, labels, whole=whole)]
+    return [names, *diff(estimates, labels, notes, whole=whole)]
 
 
 def letter(i: int) -> str:

@@ -20,7 +20,7 @@ from steptime.launch.logs.launched import other_devices, started_by
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments, of_dump
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.read import KINDS, TABLES, read, read_as, read_text
+from steptime.launch.read import KINDS, TABLES, is_plan, read, read_as, read_text
 from steptime.launch.reading import Reading, to_job
 from steptime.validation.conventions import ComparedFlops, counted
 from steptime.validation.measurements import MeasuredRow, SkipRowError
@@ -194,11 +194,8 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
 def _plan_file(path: str, kind: str | None, sets: dict[str, Any], log: JobLog) -> Reading:
     """The config of a plan, or of a framework's config or launch script, given with a log; the latter with the log's devices."""
     text = read_text(path.partition(".py:")[0] + (".py" if ".py:" in path else ""))
-    if re.search(r"^[ \"']*(?:parallelism|data)[\"']?\s*:", text, re.MULTILINE) and not path.endswith(".toml"):
-        with suppress(ConfigError):
-            tree = parse_mapping(text, path)
-            if "model" in tree and isinstance(tree.get("data"), dict) and "gbs" in tree["data"]:
-                return Reading(path, "a plan", tree, [])
+    if is_plan(text):
+        return Reading(path, "a plan", parse_mapping(text, path), [])
     if log.devices and not states_devices(sets):
         with suppress(ConfigError):  # a file that does not say how many
             log.notes += other_devices(read(kind or "auto", path, sets), log.devices)

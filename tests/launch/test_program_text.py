@@ -7,7 +7,7 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_calls import passed_in, starts_trainer
+from steptime.launch.program_calls import kind_started, passed_in
 from steptime.launch.program_setup import set_up_in
 from steptime.launch.read import kind_of
 
@@ -38,15 +38,18 @@ def test_the_model_that_a_program_loads_is_a_literal_of_any_module() -> None:
 def test_a_program_behind_a_continued_line_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("args = TrainingArguments(output_dir='x')", encoding="utf-8")
     nearby = NearbyFiles(tmp_path)
-    assert starts_trainer("torchrun --nproc_per_node 8 \\\n  --nnodes 2 \\\n  train.py --bf16\n", nearby)
-    assert starts_trainer('RUN="./train.py --bf16"\nsrun bash -c "deepspeed $RUN"\n', nearby)
-    assert not starts_trainer("# torchrun train.py\necho train.py\n", nearby)
+    continued = "torchrun --nproc_per_node 8 \\\n  --nnodes 2 \\\n  train.py --bf16\n"
+    assert kind_started(continued, nearby) == "transformers"
+    assert kind_started('RUN="./train.py --bf16"\nsrun bash -c "deepspeed $RUN"\n', nearby) == "transformers"
+    (tmp_path / "train.py").write_text("from megatron.bridge.recipes import x", encoding="utf-8")
+    assert kind_started(continued, nearby) == "nemo"
+    assert not kind_started("# torchrun train.py\necho train.py\n", nearby)
 
 
 @pytest.mark.parametrize("text", ["python " * 140_000, "python " + "a" * 1_000_000, "python " + "a.py" * 250_000 + "x"])
 def test_the_program_of_a_long_line_is_found_in_linear_time(text: str, tmp_path: Path) -> None:
     start = process_time()
-    assert not starts_trainer(text, NearbyFiles(tmp_path))
+    assert not kind_started(text, NearbyFiles(tmp_path))
     assert process_time() - start < 2.0
 
 

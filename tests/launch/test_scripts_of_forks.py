@@ -323,15 +323,15 @@ def test_the_releases_that_have_the_flags(arguments, release):
     assert fitting_release(arguments) == release
 
 
-def test_flags_in_neither_plan_that_differ():
+def test_flags_in_no_plan_that_differ():
     flags = [
         [LaunchFlag("a", "1", "unmodeled"), LaunchFlag("b", "1", "approximated")],
         [LaunchFlag("b", "2", "approximated")],
     ]
     a, b = (Reading("log", "", {}, said) for said in flags)
     assert left_out_differences([a, b], ["A", "B"]) == [
-        "in neither plan, but different: a (A 1, B unset)",
-        "in neither plan, but different: b (A 1, B 2)",
+        "in no plan, but different: a (A 1, B unset)",
+        "in no plan, but different: b (A 1, B 2)",
     ]
 
 

@@ -75,4 +75,20 @@ class WorldSize(NamedTuple):
     devices: int
 
 
-LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary | WorldSize
+class WholeRun(NamedTuple):
+    """The end of a run of the Trainer, which does not time its steps: the run's seconds and its steps a second, rounded."""
+
+    seconds: float
+    steps_per_s: float
+
+
+class RunLength(NamedTuple):
+    """The steps of a run, or those that it had before it was continued; 0 where the line does not say."""
+
+    steps: int
+    done: int
+
+
+LogEntry = (
+    Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary | WorldSize | WholeRun | RunLength
+)

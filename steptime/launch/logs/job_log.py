@@ -52,6 +52,8 @@ class JobLog:
         self.series = LoggedSteps()
         self.timer = LoggedSteps()
         """Iterations of DeepSpeed's timer, which leaves out what the training loop does between its steps."""
+        self.whole = LoggedSteps()
+        """A line for each run of the Trainer, with its mean."""
         self.loop = False
         """Whether the training loop logs its step times itself; a progress bar's rate is a mean."""
         self.timed_per_step = 0.0
@@ -105,6 +107,10 @@ class JobLog:
                 self.devices = self.devices or entry.devices
             case entries.AcceleratorName():
                 self.device = self.device or entry.name
+            case entries.WholeRun():
+                self._whole_run(entry, file)
+            case entries.RunLength():
+                file.steps, file.done = entry.steps or file.steps, entry.done
 
     def _iteration(self, entry: entries.Iteration, file: FileState) -> None:
         self.titan.setdefault(entry.framework == "torchtitan", self.files[-1])
@@ -123,9 +129,23 @@ class JobLog:
         series = self.timer if entry.samples_per_s else self.series
         series.add(file.with_own_step(entry) if entry.mean_s else entry, entry.number)
 
+    def _whole_run(self, entry: entries.WholeRun, file: FileState) -> None:
+        """The mean of a run; its steps are those announced, where the rate, rounded to 3 digits, is that of so many.
+
+        The Trainer divides the steps of the whole run, also of one that was continued, by the time since its last start.
+        """
+        by_rate = entry.seconds * entry.steps_per_s
+        announced = abs(file.steps - by_rate) <= 0.5 + 0.0005 * entry.seconds
+        steps = (file.steps if announced else by_rate) - file.done
+        if steps > 0.0:
+            self.framework = self.framework or "Hugging Face Trainer"
+            self.whole.add(entries.Iteration("", round(steps), entry.seconds / steps), round(steps))
+
     @property
     def steps(self) -> LoggedSteps:
-        """The iterations to use: the training loop's own, else those of DeepSpeed's timer, else those of progress bars."""
+        """The iterations to use: the training loop's own, else DeepSpeed's timer's, progress bars', the mean of the run."""
+        if not len(self.series) and not len(self.timer):
+            return self.whole
         return self.series if self.loop or not len(self.timer) else self.timer
 
     def dump(self, text: list[str], name: str, begin: int) -> None:
@@ -149,6 +169,8 @@ class FileState:
         self.streams: dict[str, int] = {}
         """Last iteration by rank prefix."""
         self.latest = -1
+        self.steps = self.done = 0
+        """Steps that the Trainer announces for the run, and those before it was continued; 0 where it does not."""
         self.unnumbered = 0
         self.began, self.before, self.elapsed_s = 0, -1, 0.0
         """Of a log that prints means: the iteration that the run began after, the one logged last, and its time."""
@@ -186,6 +208,10 @@ def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobL
     if len(log.titan) > 1:
         raise ConfigError(
             f"{log.titan[True]}: is a torchtitan log, {log.titan[False]} is not: logs of two jobs; give the logs of one job"
+        )
+    if log.steps is log.whole and len(log.whole):
+        log.notes.append(
+            "the log has no step times, only the mean of the whole run, with its start, evaluations, checkpoints"
         )
     if not len(log.steps) and not len(log.unnumbered):
         if log.cut_dump is not None:

@@ -2,7 +2,7 @@
 
 Megatron-LM and its derivatives (Megatron-DeepSpeed, GPT-NeoX, Primus, Megatron-Bridge) and NeMo 2 print fields between
 bars, `iteration 5/ 100 | elapsed time per iteration (ms): 1234.5 | ...`: one table of field names reads them all, in any order.
-torchtitan and NeMo's progress bars have their own formats.
+torchtitan and NeMo's progress bars have their own formats; those of Trainer and Lightning are in `trainer_lines`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from steptime.launch.logs.entries import (
     WorldSize,
 )
 from steptime.launch.logs.files import plain
+from steptime.launch.logs.trainer_lines import bars, run_length, whole_run
 
 MIB, GIB = 2.0**20, 2.0**30
 LARGEST = 1e18
@@ -83,8 +84,6 @@ _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed next to the numbered line."""
 _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
-_BARS = re.compile(r"^(Epoch[^%]*?|[^\w%]*)\d+%\|[^|]*\|\s*(\d{1,15})/\d+ \[[\d:]+<[^,\]]*,\s*([\d.]+)(s/it|it/s)")
-"""tqdm's bar (tqdm/std.py, format_meter) as the Trainer of transformers shows it, without a title, and Lightning by epoch."""
 _SAMPLES = re.compile(
     r"(?:micro_step=(\d{1,15})/)?(?:global_step=|\b\d+/)(\d{1,15}), "
     r"(?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)(?:.{0,120}?MaxMemAllocated=([\d.]+) ?GB)?"
@@ -168,13 +167,6 @@ def _bar(text: str) -> Iterator[Iteration]:
             yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
 
 
-def _bars(text: str) -> Iterator[Iteration]:
-    for found in (_BARS.match(part) for part in text.split("\r")):
-        if found and (rate := number(found[3])):
-            framework = "Lightning" if found[1].startswith("Epoch") else "Hugging Face Trainer"
-            yield Iteration(framework, int(found[2]), rate if found[4] == "s/it" else 1.0 / rate)
-
-
 def _swift(text: str) -> Iterator[Iteration | MemoryPeak]:
     for found in _SWIFT.finditer(text):
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:5])
@@ -249,7 +241,9 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"elapsed time per iteration", b"train_step_timing in s: ", b"elapsed_time_per_iteration"), _numbered),
     ((b"train_step_timing in s=",), _bar),
     ((b"Step Time : ",), _bridge),
-    ((b"s/it", b"it/s"), _bars),
+    ((b"s/it", b"it/s"), bars),
+    ((b"'train_runtime'",), whole_run),
+    ((b"optimization steps = ", b"from global step "), run_length),
     ((b"train_speed(",), _swift),
     ((b"SamplesPerSec=",), _samples),
     ((b"iter time (s): ",), _pipeline),

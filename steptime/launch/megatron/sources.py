@@ -16,6 +16,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
+from steptime.launch.megatron import yaml_arguments
 from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, switched_on, with_variables
 from steptime.launch.megatron.flags import arguments_of, fitting_release, keys_of, read_words
 from steptime.launch.megatron.flagscale import MARK, flags_in
@@ -66,6 +67,8 @@ def read_megatron(
     if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
         words = _yaml_words(text, _model_args(text, path))
         return _from_words(path, words, None, sets, launcher=load_table("megatron").raw["tests"])
+    if re.search(yaml_arguments.MARK, text, re.MULTILINE):
+        return from_arguments(yaml_arguments.arguments_in(path, text, env or {}), path, sets=sets)
     if re.search(MARK, text, re.MULTILINE):
         flags, devices = flags_in(path, text, nearby or NearbyFiles())
         return _from_words(path, _yaml_words(text, flags), None, sets, devices=devices)
@@ -122,7 +125,7 @@ def _from_words(
     launcher: Mapping[str, Any] | None = None,
     devices: int | None = None,
 ) -> Reading:
-    said = arguments_of(words)
+    said = yaml_arguments.over(arguments_of(words), path, script, nearby)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
     keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
     keys.launcher, keys.nearby, keys.tokenizer = launcher, nearby, script.tokenizer if script else ""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.launch.config_values import dotted, syntax_of
+from steptime.launch.nemo.bridge_overrides import Overrides, overrides_in
 from steptime.launch.nemo.nemo_programs import FUNCTION, arguments_of, main_parts, on_which, sets_part
 
 _STARTS = {"pretrain", "finetune"}
@@ -29,10 +32,19 @@ _SECTION = 2
 """Names in the path of a section: `config.model`."""
 
 
-def as_bridge_program(path: str, text: str) -> str:
-    """The program with one function more, which returns the config that it starts with; "" where it starts none.
+class BridgeProgram(NamedTuple):
+    """A program that starts with a config."""
 
-    Of the main part only the statements on which the config depends are kept, and its arguments have their defaults.
+    text: str
+    """The program with one function more, which returns that config before it is overridden."""
+    overrides: Overrides | None
+
+
+def as_bridge_program(path: str, text: str, said: Mapping[str, Any]) -> BridgeProgram | None:
+    """The program by what it starts with; None where it starts none.
+
+    Of the main part only the statements on which the config depends are kept. `said`: the arguments that it is given; the others
+    have their defaults.
 
     Raises:
         ConfigError: it sets the config in a way that is not read, such as by a file of settings.
@@ -44,7 +56,7 @@ def as_bridge_program(path: str, text: str) -> str:
         if len(found) != 1:
             continue
         node, name = found[0]
-        before = body[: body.index(node)]
+        overrides, before = overrides_in(module, body[: body.index(node)])
         names = _names_of(name, before)
         set_ = on_which(names, before)
         kept = [part for part in before if part in set_ or _followed(name, part, own)]
@@ -53,10 +65,15 @@ def as_bridge_program(path: str, text: str) -> str:
             if missed or (_given_away(names, part) and not _followed(name, part, own)):
                 what = f"{path}: line {part.lineno} changes the config in a way that is not read"
                 raise ConfigError(f"{what}; give the log that prints the job's config")
-        inside = [f"args = {arguments_of(module)!r}", *map(ast.unparse, kept), f"return {name}"]
+        if overrides and (late := next((part for part in kept if part.lineno > overrides.line), None)):
+            what = f"{path}: line {late.lineno} sets the config after what is put over it"
+            raise ConfigError(f"{what}; give the log that prints the job's config")
+        known = arguments_of(module)
+        given = known | {key: value for key, value in said.items() if key in known}
+        inside = [f"args = {given!r}", *map(ast.unparse, kept), f"return {name}"]
         lines = "\n".join(f"    {line}" for part in inside for line in part.splitlines())
-        return f"{text}\n\ndef {FUNCTION}():\n{lines}"
-    return ""
+        return BridgeProgram(f"{text}\n\ndef {FUNCTION}():\n{lines}", overrides)
+    return None
 
 
 def _started(node: ast.stmt) -> str:

@@ -7,22 +7,22 @@ found is known only by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
-from steptime.job.edit import put
 from steptime.launch.config_functions import CALLED, read_function
 from steptime.launch.config_values import CLASS, Computed
-from steptime.launch.devices import stated, told
+from steptime.launch.devices import told
 from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_models import model_of, model_of_name
+from steptime.launch.nemo.bridge_overrides import put_overrides
 from steptime.launch.nemo.bridge_programs import as_bridge_program
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
 from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
@@ -34,7 +34,6 @@ from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.nemo.train_calls import read_train_call
 from steptime.launch.reading import LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import flags_of
-from steptime.launch.shell.script import Script
 
 _FP8: tuple[dict[str, Any], ...] = (
     {"fp8": "hybrid", "fp8_recipe": "delayed"},
@@ -49,30 +48,12 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Words of Megatron-Bridge's recipes, less bf16_with_ and _scaling_mixed -> fields of its mixed precision
 (training/mixed_precision.py, MIXED_PRECISION_RECIPES; the short ones are those of its perf recipes)."""
-_BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
+BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
 """Functions of the framework that return configs, and those of its mixed precision."""
 _PROVIDER = re.compile(r"from_hf_pretrained|to_megatron_provider|Provider")
 """In the expression that makes a recipe's model: one of the framework's providers, not a config of Megatron-Core."""
 _DEFAULTS = "arguments of the program that are not given have its defaults"
-_GIVE_LOG = "give the log that prints the job's config"
-_OPTIONS = {
-    "global_batch_size": "train.global_batch_size", "gb": "train.global_batch_size",
-    "micro_batch_size": "train.micro_batch_size", "mb": "train.micro_batch_size",
-    "seq_length": "dataset.seq_length", "sl": "dataset.seq_length",
-    "tensor_model_parallel_size": "model.tensor_model_parallel_size", "tp": "model.tensor_model_parallel_size",
-    "pipeline_model_parallel_size": "model.pipeline_model_parallel_size", "pp": "model.pipeline_model_parallel_size",
-    "context_parallel_size": "model.context_parallel_size", "cp": "model.context_parallel_size",
-    "virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
-    "vp": "model.virtual_pipeline_model_parallel_size",
-    "expert_model_parallel_size": "model.expert_model_parallel_size", "ep": "model.expert_model_parallel_size",
-    "expert_tensor_parallel_size": "model.expert_tensor_parallel_size", "etp": "model.expert_tensor_parallel_size",
-}  # fmt: skip
-"""Options of run_recipe.py -> the setting that each is (Megatron-Bridge scripts/training/run_recipe.py@0bc1089f)."""
-_COSTLESS = {
-    *("dataset", "step_func", "max_steps", "ms", "lr", "min_lr", "warmup_iters", "pretrained_checkpoint", "save_dir"),
-    *("load_dir", "save_interval", "dry_run", "deterministic", "dump_env"),
-}
-"""Its options without a cost."""
+GIVE_LOG = "give the log that prints the job's config"
 _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
@@ -80,20 +61,28 @@ _OVERLAPS = {
 
 
 def read_recipe(
-    path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles | None = None
+    path: str,
+    file: str,
+    text: str,
+    function: str,
+    sets: Sets,
+    nearby: NearbyFiles | None = None,
+    words: Sequence[str] = (),
 ) -> Reading:
     """A function that returns a ConfigContainer or a run.Partial (FILE.py:FUNCTION) as a config.
+
+    `words`: the arguments of a program.
 
     Raises:
         ConfigError: one line per problem: no such function, or a setting that only a missing base recipe has and the user does
         not set.
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
-        if not function and "-> ConfigContainer" not in text and (program := as_bridge_program(file, text)):
-            reading = _bridge(path, read_function(file, program, FUNCTION, "ConfigContainer", _BASES, nearby), sets)
-            reading.config.setdefault("notes", []).append(_DEFAULTS)
-            return reading
-        return _bridge(path, read_function(file, text, function, "ConfigContainer", _BASES, nearby), sets)
+        if not function and "-> ConfigContainer" not in text:
+            reading = read_program(path, file, text, flags_of([*words]), sets, nearby or NearbyFiles())
+            if reading is not None:
+                return reading
+        return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION
@@ -102,10 +91,10 @@ def read_recipe(
     _, tree = read_function(file, text, function, "run.Partial", "$^", nearby)
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
-            raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {_GIVE_LOG}")
+            raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {GIVE_LOG}")
     base = BASE.search(str(tree.get(CLASS)))
     if function == FUNCTION and not base:
-        raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {_GIVE_LOG}")
+        raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
     plain = with_own_class(path, text, _by_target(tree), sets)
     if base:
@@ -118,35 +107,29 @@ def read_recipe(
     return reading
 
 
-def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Reading:
-    """A recipe that a script starts with run_recipe.py --recipe NAME section.key=value.
-
-    Its function is looked for in the checkout of the framework that the script is in; else its main settings are known by name.
+def read_program(
+    path: str,
+    file: str,
+    text: str,
+    flags: Iterable[tuple[str, Any]],
+    sets: Sets,
+    nearby: NearbyFiles,
+    devices: int | None = None,
+) -> Reading | None:
+    """A program that starts with a config, with the arguments that it is given; None where it starts with none.
 
     Raises:
-        ConfigError: it is not known, or is changed by an option that is not read.
+        ConfigError: one line per problem.
     """
-    said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
-    name = str(said.pop("recipe", ""))
-    said = {key: value for key, value in said.items() if key not in _COSTLESS and value not in (None, "None", False)}
-    said.pop("mode" if said.get("mode") in {"pretrain", "sft", "finetune"} else "", None)
-    if other := [key for key in said if "." not in key and key not in _OPTIONS]:
-        raise ConfigError(f"{path}: line {script.line}: --{min(other)} of run_recipe.py is not read; {_GIVE_LOG}")
-    here = nearby.folder.resolve() if nearby.folder is not None else None
-    above = [here, *here.parents[:6]] if here is not None else []
-    files = (file for folder in above for file in sorted((folder / "src/megatron/bridge/recipes").rglob("*.py")))
-    texts = ((file, read_nearby(file)) for file in files if is_readable(file))
-    file, text = next(
-        (found for found in texts if re.search(rf"^def {re.escape(name)}\(", found[1], re.MULTILINE)), (None, "")
-    )
-    if file is None and name not in recipes():
-        raise ConfigError(f"{path}: line {script.line}: recipe {name} was not found; {_GIVE_LOG}")
-    tree: dict[str, Any] = {CLASS: name}
-    if file is not None:
-        tree = read_function(str(file), text, name, "ConfigContainer", _BASES, NearbyFiles(file.parent))[1]
-    for key, value in said.items():
-        put(tree, _OPTIONS.get(key, key), value)
-    return _bridge(path, (name, tree), sets, stated(script, sets))
+    said = dict(flags)
+    if (program := as_bridge_program(file, text, said)) is None:
+        return None
+    name, tree = read_function(file, program.text, FUNCTION, "ConfigContainer", BASES, nearby)
+    if program.overrides is not None:
+        put_overrides(tree, program.overrides, said, path, nearby)
+    reading = bridge_reading(path, (name, tree), sets, devices)
+    reading.config.setdefault("notes", []).append(_DEFAULTS)
+    return reading
 
 
 def _by_target(node: Any) -> Any:
@@ -208,10 +191,15 @@ def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFil
     if len(bases) != 1 or bases[0] not in recipes():
         return None
     sections = {key: simplify(section) for key, section in tree.items() if section and key != "_target_"}
-    return _bridge(path, (bases[0], {CLASS: bases[0]} | sections), sets)
+    return bridge_reading(path, (bases[0], {CLASS: bases[0]} | sections), sets)
 
 
-def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets, devices: int | None = None) -> Reading:
+def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, devices: int | None = None) -> Reading:
+    """A recipe's own name and its config as a plan.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
@@ -262,6 +250,8 @@ def _said(tree: dict[str, Any], path: str, sets: Sets) -> dict[str, Any]:
     )
     if isinstance(adapters, dict):
         said["peft.method"] = str(adapters.get(CLASS) or "unknown").rpartition(".")[2]
+        if said["peft.method"] == "default_peft_config" and adapters.get("_args_", [])[:1] == ["lora"]:
+            said["peft.method"] = "LoRA"  # recipes/common.py
     word = mixed
     if isinstance(mixed, dict):
         word = next((name for name in (mixed.get("_args_") or [""])[:1] if name), None) or mixed.get(CLASS)
@@ -294,7 +284,7 @@ def _plain(node: Any) -> Any:
     if (
         node.keys() == {CLASS, "_args_"}
         and node[CLASS].rpartition(".")[2].islower()
-        and not re.search(_BASES, node[CLASS])
+        and not re.search(BASES, node[CLASS])
     ):
         return Computed(0, f"{node[CLASS]}(...)")  # a function that is not read
     return {key: _plain(item) for key, item in node.items() if key not in {CLASS, "_args_"}}

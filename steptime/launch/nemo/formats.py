@@ -5,19 +5,21 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+from itertools import count, takewhile
 from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
 from steptime.launch.config_values import split_path
-from steptime.launch.devices import devices_in, told
+from steptime.launch.devices import devices_in, stated, told
 from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.nemo.bridge_recipe import read_override, read_recipe, read_started
+from steptime.launch.nemo.bridge_recipe import read_override, read_program, read_recipe
+from steptime.launch.nemo.bridge_started import STARTERS, read_started
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_recipes import of_command_line
 from steptime.launch.nemo.nemo_run import read_two
@@ -56,16 +58,16 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, nearby: 
     """
     file, function = split_path(path)
     if file.endswith(".py"):
-        return read_recipe(path, file, text, function, sets, nearby)
-    is_script = path.endswith(".sh") or re.match(r"#!|#SBATCH", text)
-    if is_script and "run_recipe.py" in text:
+        words = takewhile(bool, ((env or {}).get(str(number), "") for number in count(1)))
+        return read_recipe(path, file, text, function, sets, nearby, [*words])
+    script = None
+    if path.endswith((".sh", ".slurm", ".sbatch")) or re.match(r"#!|#SBATCH", text):
         script = read_script(text, path, dict(env or {}), nearby)
-        if script.program.endswith("run_recipe.py"):
-            return read_started(path, script, sets, nearby or NearbyFiles())
-    tree, log = _of_script(path, text, env, nearby) if is_script else _tree(path, text)
-    found = _RELEASE.search(text)
-    if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
-        tree = tree["training"]
+        if (started := _started(path, script, sets, nearby or NearbyFiles())) is not None:
+            return started
+    tree, log = _of_script(path, script, nearby) if script else _tree(path, text)
+    found, stage = _RELEASE.search(text), tree.get("training")
+    tree = stage if isinstance(stage, dict) and "model" in stage else tree
     tree = tree["ConfigContainer"] if isinstance(tree.get("ConfigContainer"), dict) else tree
     variables = dict(env or {}) | variables_of(nearby)
     config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "", variables)
@@ -91,9 +93,21 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, nearby: 
     )
 
 
-def _of_script(path: str, text: str, env: Env, nearby: NearbyFiles | None) -> tuple[dict[str, Any], str]:
+def _started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Reading | None:
+    """A recipe of Megatron-Bridge that a script starts by name, or a program over one; None of other frameworks."""
+    if posixpath.basename(script.program) in STARTERS:
+        return read_started(path, script, sets, nearby)
+    text = nearby.text(script.program) or "" if script.program.endswith(".py") else ""
+    if "megatron.bridge" not in text:
+        return None
+    flags, file = flags_of([word.text for word in script.arguments]), nearby.path(script.program)
+    return read_program(
+        path, script.program, text, flags, sets, NearbyFiles(file and file.parent), stated(script, sets)
+    )
+
+
+def _of_script(path: str, script: Script, nearby: NearbyFiles | None) -> tuple[dict[str, Any], str]:
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
-    script = read_script(text, path, dict(env or {}), nearby)
     flags = flags_of([word.text.lstrip("+") for word in script.arguments if not _is_blank_file(word)])
     if script.program == "llm":
         return of_command_line(path, flags), ""

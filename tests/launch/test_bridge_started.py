@@ -1,0 +1,143 @@
+"""Configs of Megatron-Bridge by name: through importlib, from a benchmark's launcher, under a YAML file and words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_files_of_forks import SETS, asked, written
+
+from steptime.launch.read import read
+from steptime.launch.reading import Reading
+
+BY_NAME = """\
+    import argparse
+    import importlib
+
+    from megatron.bridge import recipes
+    from megatron.bridge.training.pretrain import pretrain
+
+    def load(family, name):
+        module = importlib.import_module(f"megatron.bridge.recipes.{family}")
+        builder = getattr(module, name)
+        return builder()
+
+    def main():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--family", default="llama")
+        parser.add_argument("--recipe", default="llama3_8b")
+        args = parser.parse_args()
+        job = load(args.family, f"{args.recipe}_pretrain_config")
+        job.train.global_batch_size = 64
+        pretrain(config=job, forward_step_func=step)
+
+    if __name__ == "__main__":
+        main()
+"""
+CALLED = 'job = getattr(recipes, args.recipe + "_pretrain_config")()'
+MERGED = """\
+    import argparse
+    from pathlib import Path
+
+    from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+    from megatron.bridge.training.pretrain import pretrain
+
+    DEFAULT = Path(__file__).parent / "conf" / "short.yaml"
+
+    def main():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--config-file", type=str, default=str(DEFAULT))
+        args, words = parser.parse_known_args()
+        job: ConfigContainer = llama3_8b_pretrain_config()
+        job.train.micro_batch_size = 2
+        %s
+        pretrain(config=job, forward_step_func=step)
+
+    if __name__ == "__main__":
+        main()
+"""
+WHOLE = "job = process_config_with_overrides(job, config_filepath=args.config_file, cli_overrides=words)"
+PARTS = """\
+merged, excluded = create_omegaconf_dict_config(job)
+        if args.config_file:
+            merged = OmegaConf.merge(merged, OmegaConf.load(args.config_file))
+        merged = parse_hydra_overrides(merged, words)
+        apply_overrides(job, OmegaConf.to_container(merged, resolve=True), excluded)"""
+YAML = "model: {context_parallel_size: 1, seq_length: 2048}\ndataset: {sequence_length: 2048}\ntrain: {global_batch_size: 32}\n"
+BENCHMARK = """\
+    def own_8b_pretrain_8gpu_h100_fp8cs_config() -> ConfigContainer:
+        cfg = llama3_8b_pretrain_config()
+        cfg.mixed_precision = bf16_with_fp8_current_scaling_mixed()
+        cfg.model.context_parallel_size = 1
+        cfg.train.global_batch_size = 128
+        options = {"pad": False}
+        options["pad"] = True
+        cfg.dataset = Packed(seq_length=4096, options=options)
+        return cfg
+"""
+LAUNCHED = (
+    "uv run python scripts/performance/setup_experiment.py -m own -mr own_8b -ng 8 -g h100 -c fp8_cs -gn 8 -a x -p y"
+)
+
+
+def with_words(tmp_path: Path, name: str, text: str, words: str) -> Reading:
+    """The program as it is started with words."""
+    written(tmp_path, name, text)
+    return read("auto", f"{tmp_path / name} {words}", SETS | {"devices": 8})
+
+
+@pytest.mark.parametrize(
+    "text", [BY_NAME, BY_NAME.replace('job = load(args.family, f"{args.recipe}_pretrain_config")', CALLED)]
+)
+def test_a_recipe_that_is_imported_by_its_name(tmp_path: Path, text: str) -> None:
+    """llama3_8b_pretrain_config: cp 2, 8,192 tokens; qwen3_4b_pretrain_config: tp 2, 4,096 tokens."""
+    plan = written(tmp_path, "run.py", text).config
+    assert (plan["model"], plan["parallelism"]["cp"]) == ("llama3-8b", 2)
+    assert plan["data"] == {"gbs": 64, "seqlen": 8192, "microbatch_sz": 1}
+    plan = with_words(tmp_path, "run.py", text, "--family qwen --recipe qwen3_4b").config
+    assert (plan["model"], plan["parallelism"]["tp"], plan["data"]["seqlen"]) == ("qwen3-4b", 2, 4096)
+
+
+@pytest.mark.parametrize("how", [WHOLE, PARTS])
+def test_a_file_and_words_over_a_programs_config(tmp_path: Path, how: str) -> None:
+    """The file's default, the file that is named, and words over both."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "short.yaml").write_text(YAML)
+    (tmp_path / "other.yaml").write_text(YAML.replace("32", "48"))
+    plan = written(tmp_path, "run.py", MERGED % how).config
+    assert plan["data"] == {"gbs": 32, "seqlen": 2048, "microbatch_sz": 2}
+    assert plan["parallelism"].get("cp", 1) == 1
+    words = "--config-file other.yaml model.tensor_model_parallel_size=2"
+    plan = with_words(tmp_path, "run.py", MERGED % how, words).config
+    assert (plan["data"]["gbs"], plan["parallelism"]["tp"], plan["parallelism"]["dp"]) == (48, 2, 4)
+    script = f"#!/bin/bash\ntorchrun --nnodes 2 --nproc_per_node 8 run.py {words}\n"
+    plan = written(tmp_path, "run.sh", script).config
+    assert (plan["data"]["gbs"], plan["parallelism"]["tp"], plan["parallelism"]["dp"]) == (48, 2, 8)
+
+
+def test_what_is_not_known_of_the_overrides_is_asked_for(tmp_path: Path) -> None:
+    (line,) = asked(tmp_path, "run.py", MERGED % WHOLE)
+    assert line.startswith("reads conf/short.yaml, which was not found")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "short.yaml").write_text(YAML)
+    (line,) = asked(tmp_path, "run.py", MERGED % f"{WHOLE}\n        job.train.micro_batch_size = 4")
+    assert line.startswith("line 16 sets the config after what is put over it")
+    (line,) = asked(tmp_path, "run.py", MERGED % "apply_overrides(job, settings)")
+    assert line.startswith("line 15 changes the config in a way that is not read")
+
+
+def test_a_benchmark_that_is_chosen_by_model_devices_and_precision(tmp_path: Path) -> None:
+    """own_8b, 8 devices, H100, fp8_cs: own_8b_pretrain_8gpu_h100_fp8cs_config, whose name says 8 devices."""
+    written(tmp_path, "src/megatron/bridge/perf_recipes/own/h100/own.py", BENCHMARK)
+    plan = written(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED} -gb 64\n").config
+    assert (plan["model"], plan["parallelism"]["dp"]) == ("llama3-8b", 8)
+    assert plan["data"] == {"gbs": 64, "seqlen": 4096, "microbatch_sz": 1}
+    assert plan["performance"]["precision"] == "fp8_current"
+    named = LAUNCHED.partition(" -m ")[0].replace("performance", "training")
+    script = f"#!/bin/bash\n{named} --recipe own_8b_pretrain_8gpu_h100_fp8cs_config --nodes 2 --gpus-per-node 8\n"
+    plan = written(tmp_path, "my/run.sh", script).config
+    assert (plan["data"]["gbs"], plan["parallelism"]["dp"]) == (128, 16)
+    (line,) = asked(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED.replace('-ng 8', '-ng 16')}\n")
+    assert line.startswith("line 2: recipe own_8b_pretrain_16gpu_h100_fp8cs_config was not found")
+    (line,) = asked(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED} --num_layers 4\n")
+    assert line.startswith("line 2: --num_layers of setup_experiment.py is not read")

@@ -1,0 +1,78 @@
+"""Logs of the Trainer without progress bars, which have only the mean of the run; the machine by its name."""
+
+from __future__ import annotations
+
+import pytest
+from launch_logs import MEGATRON, document, run, write
+
+from steptime.launch.logs.entries import RunLength, WholeRun
+from steptime.launch.logs.job_log import read_log
+from steptime.launch.logs.lines import said
+
+PLAN = (
+    "{model: llama3-8b, parallelism: {dp: 8, fsdp: {}}, data: {gbs: 8, seqlen: 8192, microbatch_sz: 1}, hardware: h100}"
+)
+LENGTH = "[INFO|trainer.py:2141] 2025-01-01 10:00:00,000 >>   Total optimization steps = 1,200"
+
+
+def end(seconds, rate, quote=""):
+    """What the Trainer prints at the end; release 5 prints numbers as text."""
+    named = {"train_runtime": seconds, "train_samples_per_second": 8 * rate, "train_steps_per_second": rate}
+    return f"{{{', '.join(f'{name!r}: {quote}{value}{quote}' for name, value in named.items())}, 'epoch': 1.0}}"
+
+
+def step_s(tmp_path, *lines):
+    return [line.step_s for line in read_log([write(tmp_path / "x.log", list(lines))]).steps.lines()]
+
+
+def test_the_lines():
+    assert [*said(end(131.0, 0.763).encode())] == [WholeRun(131.0, 0.763)]
+    assert [*said(end(131.0, 0.763, "'").encode())] == [WholeRun(131.0, 0.763)]
+    assert [*said(LENGTH.encode())] == [RunLength(1200, 0)]
+    assert [*said(b"  Continuing training from global step 500")] == [RunLength(0, 500)]
+    assert [*said(end(0.0, 0.0).encode())] == []
+
+
+def test_the_mean_of_the_announced_steps(tmp_path):
+    """1,200 steps in 25,000 s are 20.8333 s each; the rate, rounded to 0.048, alone would give 1 / 0.048 = 20.8333 by chance of
+    its digits, and 24,100 s with the same rate 20.0833 s."""
+    assert step_s(tmp_path, LENGTH, end(25000.0, 0.048)) == [pytest.approx(25000 / 1200)]
+    assert step_s(tmp_path, LENGTH, end(24800.0, 0.048)) == [pytest.approx(24800 / 1200)]
+    assert step_s(tmp_path, end(24800.0, 0.048)) == [pytest.approx(1 / 0.048)]
+
+
+def test_another_runs_length_does_not_count(tmp_path):
+    """1,200 steps at 0.763 a second take 1,573 s, not 131 s: the announced steps are not those of this run."""
+    assert step_s(tmp_path, LENGTH, end(131.0, 0.763)) == [pytest.approx(1 / 0.763)]
+
+
+def test_a_continued_run_made_only_its_last_steps(tmp_path):
+    """The Trainer divides all 1,200 steps by the time of the last 700: 14,000 s / 700 = 20 s, not 14,000 / 1,200."""
+    continued = "  Continuing training from global step 500"
+    assert step_s(tmp_path, LENGTH, continued, end(14000.0, 0.086)) == [pytest.approx(20.0)]
+
+
+def test_step_times_count_before_the_mean(tmp_path):
+    bar = "  5%|5         | 5/100 [00:05<02:10,  1.25s/it]"
+    assert step_s(tmp_path, bar, end(131.0, 0.763)) == [1.25]
+
+
+def test_validate_says_that_it_is_a_mean(capsys, tmp_path):
+    """131 s / 0.763 steps a second: 1 / 0.763 = 1.3106 s."""
+    (plan := tmp_path / "plan.yaml").write_text(PLAN)
+    log = write(tmp_path / "x.log", ["{'loss': 1.2, 'epoch': 0.1}", end(131.0, 0.763)])
+    found = document(capsys, "--log", log, "--plan", plan)
+    assert found["measured"]["step_s"] == pytest.approx(1.3106, rel=1e-4)
+    assert any("only the mean of the whole run" in note for note in found["notes"])
+
+
+def test_the_machine_by_its_name(capsys):
+    found = document(capsys, "--log", MEGATRON, "--machine", "h100")
+    assert found["config"]["hardware"]["node_type"] == "dgx-h100"
+    assert document(capsys, "--log", MEGATRON, "--machine", "h100", "--devices", "8") == found
+    code, out, err = run(capsys, "--log", MEGATRON, "--machine", "h100", "--set", "hardware.node_type=a100")
+    assert (code, out) == (2, "")
+    assert "states another" in err
+    assert run(capsys, "--machine", "h100", "--devices", "8") == (
+        2, "", "--machine: only with --log\n--devices: only with --log\n",
+    )  # fmt: skip
