@@ -216,7 +216,7 @@ def add_backward(
             dgrad_s = 0.0
         work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)
         work.memory_s += context.reorder_s(op, op.backward, op.bytes)
-        work.kernels += op.count + op.regather
+        work.kernels += op.count
 
 
 def call_names(name: str) -> tuple[str, str, str]:
