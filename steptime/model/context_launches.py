@@ -30,9 +30,10 @@ def gather_launches(*, batch_first: bool) -> tuple[Num, Num]:
     """Forward and backward of AttnFuncWithCPAndKVAllGather, but for the copy of an output, an op of its own.
 
     Forward: the chunks' indices, keys and values put in order; two attention calls, another copy of an output. Backward: two
-    gradients zeroed; indices and order as before; for each of two chunks the call, the query's gradient copied, two gradients added;
-    indices and order again. With the batch first each operand of a chunk is copied on its way to and from that layout: keys and
-    values (2) and three operands of two chunks forward; four operands and two gradients of two chunks, then both gradients, back.
+    gradients zeroed; indices and order as before; for each of two chunks the call, the query's gradient copied, two gradients
+    added; indices and order again. With the batch first each operand of a chunk is copied on its way to and from that layout:
+    keys and values, then three operands of two chunks forward; four operands and two gradients of two chunks, then both whole
+    gradients, back.
     """
     copies = (8.0, 14.0) if batch_first else (0.0, 0.0)
     return 6.0 + copies[0], 16.0 + copies[1]
