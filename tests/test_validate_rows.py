@@ -391,7 +391,9 @@ def test_the_power_limit_of_the_96_gb_part(cells, watts):
     assert any("power limit" in text for text in found.assumed) == (device.name == "h100-sxm5-96-700w")
 
 
-@pytest.mark.parametrize(("framework", "factor"), [("Pai-Megatron-Patch@2b201af (Megatron-Core)", 1.52), ("NeMo", None)])
+@pytest.mark.parametrize(
+    ("framework", "factor"), [("Pai-Megatron-Patch@2b201af (Megatron-Core)", 1.52), ("NeMo", None)]
+)
 def test_hosts_whose_processes_are_bound_to_no_cores(framework, factor):
     """Pai-Megatron-Patch starts its processes with torchrun alone; the row says that a factor on its hosts was assumed.
 
