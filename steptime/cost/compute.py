@@ -145,7 +145,7 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
         rate = r.attention_forward_flops * head_share(op, r.attention_head_64[0])
-        return attention_pass(op, r, flops, rate, 1.0, op.merge_forward_bytes)
+        return attention_pass(op, r, flops, rate, 1.0, op.merge_forward_bytes)._replace(kernels=op.launches[0])
     if isinstance(op, Scan):
         return scan_pass(op, r, 1.0, 1.0)
     if isinstance(op, Chunked):
@@ -173,7 +173,8 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         widths = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
         flops = op.full_flops * op.causal_share * widths
         rate = r.attention_backward_flops * head_share(op, r.attention_head_64[1])
-        return attention_pass(op, r, flops, rate, 2.0, op.merge_backward_bytes), NOTHING
+        done = attention_pass(op, r, flops, rate, 2.0, op.merge_backward_bytes)
+        return done._replace(kernels=op.launches[1]), NOTHING
     if isinstance(op, Scan):
         return scan_pass(op, r, SCAN_BACKWARD, 2.0), NOTHING
     if isinstance(op, Chunked):

@@ -190,7 +190,7 @@ def forward_work(
             hidden = context.hidden(op, cost, near_s, op.bytes if op.kind == "reduce_scatter" else 0.0)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.memory_s += context.reorder_s(op, op.kind, op.bytes)
-            work.kernels += 1.0
+            work.kernels += op.count
     return work
 
 
@@ -228,7 +228,7 @@ def add_backward(
             dgrad_s = 0.0
         work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)
         work.memory_s += context.reorder_s(op, op.backward, op.bytes)
-        work.kernels += 1.0
+        work.kernels += op.count
 
 
 def call_names(name: str) -> tuple[str, str, str]:

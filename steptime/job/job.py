@@ -174,7 +174,8 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options applied; every switch has a value."""
         default = default_profile(self.model, fsdp=self.parallelism.fsdp is not None)
-        found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
+        drops = self.model.attention_dropout > 0.0
+        found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine, drops=drops)
         return SOFTWARE.of(found, lambda: found)
 
     @cached_property

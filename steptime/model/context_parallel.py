@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from steptime.base.num import Num, maximum, minimum
+from steptime.model.context_launches import gather_launches, heads_launches, ring_launches, together
 from steptime.model.ops import Attention, Axis, Comm, Move, Op, Tensor
 from steptime.model.shared_sequence import Local, Names, exchange
 from steptime.model.sublayers import FP32
@@ -57,6 +58,7 @@ def ring(local: Local, qkv: Names, cp: Num, axis: Axis = "cp") -> tuple[list[Op]
         merge_forward_bytes=merge * out.bytes + 2.0 * kv,
         merge_backward_bytes=merge * (q + kv) + 2.0 * kv,
         merge_kernels=2.0 * cp,
+        launches=ring_launches(cp),
         forward_temp_bytes=cp * (kv + out.bytes + lse.bytes) - kv,
         backward_temp_bytes=4.0 * kv + q,
     )
@@ -95,6 +97,7 @@ def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
         merge_forward_bytes=kernel.merge_forward_bytes + 4.0 * (moved + out.bytes),
         merge_backward_bytes=kernel.merge_backward_bytes + 4.0 * (moved + 2.0 * out.bytes),
         merge_kernels=kernel.merge_kernels + 9.0,  # two a tensor: of four in forward, of five in backward
+        launches=together(kernel.launches, heads_launches(again=True)),
         # keys and values of its heads; the merged output, the copy that was sent, what came
         forward_temp_bytes=kernel.forward_temp_bytes + k + v + 3.0 * out.bytes,
         # output and its gradient of its heads; the gradients' copies that were sent, what came, the last of them in order
@@ -139,6 +142,7 @@ def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
         # that again, and of the output's gradient; gradients of the whole zeroed, added to per chunk, put in order
         merge_backward_bytes=2.0 * whole + 6.0 * whole + 4.0 * local.q_bytes + 2.0 * out.bytes,
         merge_kernels=6.0,
+        launches=gather_launches(batch_first=shard.software.batch_first_attention),
         forward_temp_bytes=maximum(local.k, local.v) * shard.cp * size,
         backward_temp_bytes=2.0 * whole,
         **mask,
@@ -181,6 +185,7 @@ def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
         merge_forward_bytes=4.0 * (moved + out.bytes),
         merge_backward_bytes=4.0 * (moved + out.bytes),
         merge_kernels=8.0,
+        launches=together((1.0, 1.0), heads_launches(indices=shard.software.kernels.cp_impl == "transformer_engine")),
         # the tensors before the exchange, and the copies that were sent
         forward_temp_bytes=2.0 * moved,
         backward_temp_bytes=2.0 * moved,

@@ -31,8 +31,7 @@ class Tensor(NamedTuple):
 
     name: str
     elements: Num
-    itemsize: float
-    """Bytes per element."""
+    itemsize: float  # bytes per element
     grad_itemsize: float = 0.0
     """Bytes per element of its gradient where that differs (the gradient of a quantized copy), else 0."""
     pooled: bool = False
@@ -136,8 +135,7 @@ class Op(ByFields):
 class ByElement(NamedTuple):
     """Eager kernels without vector loads (torch CUDALoops.cuh, gpu_kernel_impl): mixed dtypes, broadcasts, slices of rows."""
 
-    elements: Num = 0.0
-    """Elements of their results."""
+    elements: Num = 0.0  # of their results
     bytes: Num = 0.0
     """Bytes that they move, part of the op's [B]."""
 
@@ -225,6 +223,8 @@ class Attention(Op):
     itemsize: float = 2.0
     calls: Num = 1.0
     """Kernel calls of one pass: context parallelism processes keys and values block by block."""
+    launches: tuple[Num, Num] = (1.0, 1.0)
+    """What the host launches in forward and in backward, besides the exchanges, which are ops of their own."""
     merge_forward_bytes: Num = 0.0
     """Bytes that kernels around the calls move: partial results merged, chunks reordered."""
     merge_backward_bytes: Num = 0.0

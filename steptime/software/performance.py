@@ -174,13 +174,16 @@ class Software(Config):
         }
         return self.model_copy(update=changes)
 
-    def on(self, machine: Machine) -> Self:
-        """The profile on a machine: with the kernel times measured there for eager torch, else scaled by its hosts' pace."""
+    def on(self, machine: Machine, *, drops: bool = False) -> Self:
+        """The profile on a machine: with the kernel times measured there for eager torch, else scaled by its hosts' pace.
+
+        `drops`: attention has dropout.
+        """
         device = machine.accelerator
         changes: dict[str, Any] = {
             "any_layout": device.microscaling,
             "compute_capability": device.compute_capability or 0.0,
-            "kernels": kernels_on(self.kernels, device),
+            "kernels": kernels_on(self.kernels, device, drops=drops),
         }
         timing = self.timing.on_host(machine.host_factor, machine.host.node_s if machine.host else 0.0)
         if device.kernels is not None and self.family in EAGER_TORCH:

@@ -38,10 +38,11 @@ _DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
 LIMITED = "grand-teton-h100"
 """Its devices run at 500 W by default and can be set to 700 (pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md)."""
 
-UNBOUND = 2.0
+UNBOUND = 1.52
 """`host_factor` of published runs of Pai-Megatron-Patch, whose hosts are not stated: processes that torchrun starts, bound to no
-cores (alibaba/Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh). That of p6-b300.48xlarge, fitted on its own rows marked fit:
-its processes start the same way, and its Xeons are of 2023, as those of H800 (assumed)."""
+cores (alibaba/Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh). 160 us a launch, as Megatron-Bridge's 80 us on
+p6-b300.48xlarge, whose factor of 2 is fitted on its own rows marked fit, over Megatron-Core's 105: its processes start the same
+way, and its Xeons are of 2023, as those of H800 (assumed)."""
 
 EFA = ("dgx-h100", "aws-p5.48xlarge")
 """What nodes of eight H100 are taken for, and the instance that they are where a source names AWS' network: nanotron's own

@@ -60,6 +60,34 @@ def test_a_plan_with_dropout_draws_in_every_layer():
     assert back == pytest.approx(ahead)
 
 
+@pytest.mark.parametrize(
+    ("rate", "backend", "kernel", "flash_us"),
+    [(0.1, "flash", "fa2", 740.0), (0.0, "flash", "best", 455.5), (0.1, "cudnn", "best", 455.5)],
+)
+def test_flash_attention_draws_dropout_in_its_second_version(rate, backend, kernel, flash_us):
+    """TransformerEngine v2.7 utils.py, get_attention_backend: "Disabling FlashAttention 3 for dropout".
+
+    Llama 3 8B, tp 2, 8,192 tokens on H100: 2 * 16 * 8192^2 * 256 / 2 = 274.9e9 FLOPs forward, at 8192 / 8642 * 4546 / 4096 =
+    1.0521 of the rate at 4,096 tokens. FlashAttention-2 has 0.357 of 989 TFLOP/s there: 740 us; version 3 0.58: 455.5 us. The
+    mask takes 254.2 us, the launch 4 us.
+    """
+    performance = {"attention_backend": backend}
+    found = estimate(
+        job(
+            {"preset": "llama3-8b", "dropout": rate},
+            seqlen=8192,
+            tp=2,
+            dp=4,
+            software="megatron-core",
+            performance=performance,
+        )
+    )
+    assert found.job.software.kernels.attention_kernel == kernel
+    row = next(row for row in op_times(found) if isinstance(row.op, Attention))
+    taken_us = 1e6 * row.forward_s / found.timing.rates.slowness
+    assert taken_us == pytest.approx(flash_us + 4.0 + (254.2 if rate else 0.0), abs=0.5)
+
+
 @pytest.mark.parametrize("exchange", ["p2p", "all_gather", "a2a"])
 def test_ranks_that_share_a_sequence_share_its_mask(exchange):
     """The same over cp 2: 268.4e6 scores of each rank, 268.4e6 / 2.112e12 = 127.1 us a pass, by any exchange."""
