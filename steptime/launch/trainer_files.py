@@ -154,7 +154,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
         found = found._replace(unclear={**found.unclear, "sharding": why})
     counted = found.devices is not None or "devices" in found.unclear or "num_processes" in said
     if table.raw.get("launcher", {}).get("devices") and not counted and not found.program:
-        found = _as_started(path, found, table, env, beside)
+        found = _as_started(path, found, table, env, nearby)
     for config in configs:
         said = flatten(parse_mapping(read_nearby(config), str(config), repeats=True)) | said
     unset = "none" if table.raw.get("none_is_unset") else None
@@ -166,9 +166,9 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
     return found._replace(keys=said)
 
 
-def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
+def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
     """A config with the devices on which the one script in its folder that names it starts it, if that says how many."""
-    name = beside.script_of(path) if beside is not None and path.endswith((".yaml", ".yml")) else ""
+    name = nearby.script_of(path) if nearby is not None and path.endswith((".yaml", ".yml")) else ""
     try:
         script = _in_files(name, (beside and beside.text(name)) or "", table, env, beside) if name else None
     except ConfigError:
@@ -226,7 +226,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and nearby is not None:
         nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
-    said = of_defaults(table, beside, "") | flatten(tree)
+    said = of_defaults(table, nearby, "") | flatten(tree)
     return Said(said, (named := of_comment(text)), program=program, notes=by_comment(named))
 
 

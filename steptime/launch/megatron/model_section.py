@@ -203,7 +203,7 @@ def _of_gpt2(keys: JobKeys, size: int, files: list[str]) -> int:
 
     NVIDIA/Megatron-LM megatron/training/tokenizer/tokenizer.py, build_tokenizer
     """
-    found = entries_of("", files, keys.beside)
+    found = entries_of("", files, keys.nearby)
     if found is None or found[0] == size:
         return size
     keys.notes.append(

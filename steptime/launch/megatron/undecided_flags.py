@@ -56,8 +56,8 @@ def _costly(arguments: Mapping[str, tuple[str, str]], said: set[str]) -> dict[st
     found = {}
     for argument, value in arguments.items():
         rule = table.rules.get(spelled(argument, table))
-        beside = rule.beside if rule else ""
-        if beside and beside not in said and table.defaults.get(beside, ("", None))[1] in (None, False, 0, 1):
+        needed = rule.only_with if rule else ""
+        if needed and needed not in said and table.defaults.get(needed, ("", None))[1] in (None, False, 0, 1):
             continue
         if speaks_of_cost(argument) if rule is None else rule.status != "irrelevant":
             found[argument] = value

@@ -12,8 +12,8 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.launch.beside import Beside
 from steptime.launch.megatron.flags import CommandLine
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.script import Script
 
 MARK = r"^language_model:(?=[\s\S]*^model_parallel:)|^model_parallel:(?=[\s\S]*^language_model:)"
@@ -46,7 +46,7 @@ def arguments_in(path: str, text: str, env: Mapping[str, str]) -> dict[str, str]
     return {key: re.sub(r"\$\{(.*?)\}", lambda name: env[name[1]], str(value)) for key, value in said.items()}
 
 
-def over(said: CommandLine, path: str, script: Script | None, beside: Beside | None) -> CommandLine:
+def over(said: CommandLine, path: str, script: Script | None, nearby: NearbyFiles | None) -> CommandLine:
     """The flags of a script, or the arguments of the file that --yaml-cfg names, which replace them.
 
     Raises:
@@ -55,7 +55,7 @@ def over(said: CommandLine, path: str, script: Script | None, beside: Beside | N
     name = said.arguments.get("yaml_cfg")
     if name is None or script is None or any("--yaml-cfg" in flags for flags in said.unset.values()):
         return said
-    text = (beside or Beside()).needed(name, f"{path}: --yaml-cfg reads")
+    text = (nearby or NearbyFiles()).needed(name, f"{path}: --yaml-cfg reads")
     others = [flag for argument, flag in said.names.items() if argument != "yaml_cfg"]
     notes = [f"--yaml-cfg replaces the other flags, which have no effect: {', '.join(others)}"] if others else []
     return CommandLine(arguments_in(name, text, script.variables), {}, [], notes, {})

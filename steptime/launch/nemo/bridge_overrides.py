@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
-from steptime.launch.beside import Beside
 from steptime.launch.config_values import CLASS, dotted
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.targets import simplify
 
 _MERGES = {"process_config_with_overrides", "create_omegaconf_dict_config", "apply_overrides"}
@@ -92,7 +92,7 @@ def _literals(node: ast.expr, constants: Mapping[str, ast.expr], depth: int = 5)
 
 
 def put_overrides(
-    tree: dict[str, Any], overrides: Overrides, said: Mapping[str, Any], path: str, beside: Beside
+    tree: dict[str, Any], overrides: Overrides, said: Mapping[str, Any], path: str, nearby: NearbyFiles
 ) -> None:
     """Put the file that the command names, else the default one, over a config, then the command's words.
 
@@ -100,7 +100,7 @@ def put_overrides(
         ConfigError: the file was not found, or cannot be read.
     """
     name = said.get(overrides.argument) or overrides.default
-    over = parse_mapping(beside.needed(str(name), f"{path}: reads"), str(name)) if name else {}
+    over = parse_mapping(nearby.needed(str(name), f"{path}: reads"), str(name)) if name else {}
     _merge(tree, {key: simplify(section) for key, section in over.items() if section})
     for key, value in said.items():
         if "." in key:

@@ -9,10 +9,10 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
-from steptime.launch.beside import Beside, is_readable, read_beside
 from steptime.launch.config_functions import read_function
 from steptime.launch.config_values import CLASS
 from steptime.launch.devices import stated
+from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_recipe import BASES, GIVE_LOG, bridge_reading, recipes
 from steptime.launch.reading import Reading, Sets
 from steptime.launch.shell.processes import flags_of
@@ -89,7 +89,7 @@ _SUBMITTED = {
 """Options of the launchers that submit and do not change the job."""
 
 
-def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Reading:
+def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Reading:
     """A recipe that a script starts with run_recipe.py --recipe NAME section.key=value, or by model, devices and precision.
 
     Its function is looked for in the checkout of the framework that the script is in; else its main settings are known by name.
@@ -110,7 +110,7 @@ def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Readi
     said.pop("mode" if said.get("mode") in {"pretrain", "sft", "finetune"} else "", None)
     if other := [key for key in said if "." not in key and key not in _OPTIONS]:
         raise ConfigError(f"{path}: line {script.line}: --{min(other)} of {program} is not read; {GIVE_LOG}")
-    texts = ((file, read_beside(file)) for file in _modules(beside) if is_readable(file))
+    texts = ((file, read_nearby(file)) for file in _modules(nearby) if is_readable(file))
     file, text = next(
         (found for found in texts if re.search(rf"^def {re.escape(name)}\(", found[1], re.MULTILINE)), (None, "")
     )
@@ -118,7 +118,7 @@ def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Readi
         raise ConfigError(f"{path}: line {script.line}: recipe {name} was not found; {GIVE_LOG}")
     tree: dict[str, Any] = {CLASS: name}
     if file is not None:
-        tree = read_function(str(file), text, name, "ConfigContainer", BASES, Beside(file.parent))[1]
+        tree = read_function(str(file), text, name, "ConfigContainer", BASES, NearbyFiles(file.parent))[1]
     for key, value in said.items():
         put(tree, _OPTIONS.get(key, key), value)
     return bridge_reading(path, (name, tree), sets, devices)
@@ -137,10 +137,10 @@ def _count(value: Any) -> int | None:
     return int(str(value)) if str(value).isdecimal() else None
 
 
-def _modules(beside: Beside) -> Iterator[Path]:
+def _modules(nearby: NearbyFiles) -> Iterator[Path]:
     """The modules of recipes: added ones, and those of the checkout that the script is in."""
-    yield from (file for file in beside.added if file.suffix == ".py")
-    here = beside.folder.resolve() if beside.folder is not None else None
+    yield from (file for file in nearby.added if file.suffix == ".py")
+    here = nearby.folder.resolve() if nearby.folder is not None else None
     for folder in [here, *here.parents[:6]] if here is not None else []:
         for recipes_of in ("recipes", "perf_recipes"):
             yield from sorted((folder / "src/megatron/bridge" / recipes_of).rglob("*.py"))
