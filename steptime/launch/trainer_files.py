@@ -170,7 +170,7 @@ def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], ne
     """A config with the devices on which the one script in its folder that names it starts it, if that says how many."""
     name = nearby.script_of(path) if nearby is not None and path.endswith((".yaml", ".yml")) else ""
     try:
-        script = _in_files(name, (beside and beside.text(name)) or "", table, env, beside) if name else None
+        script = _in_files(name, (nearby and nearby.text(name)) or "", table, env, nearby) if name else None
     except ConfigError:
         script = None
     if script is None or script.devices is None or "devices" in script.unclear:
