@@ -157,19 +157,3 @@ def _hints(summary: Inventory, plan: PlanCounts, rows: dict[str, KindRow]) -> li
 
 def _words(degrees: dict[str, Any]) -> str:
     return " ".join(f"{key.upper()} {value}" for key, value in degrees.items())
-
-
-def lines(found: Comparison) -> list[str]:
-    """The comparison as text."""
-    out = ["", "against the plan: " + ("equal" if found.agrees else "DIFFERENT")]
-    out.append(f"  {'parameters':14}{'checkpoint':>20}{'plan':>20}{'difference':>20}")
-    out += [f"  {kind:14}{stored:20,}{planned:20,}{stored - planned:+20,}" for kind, stored, planned in found.rows]
-    total, wanted = sum(r.checkpoint for r in found.rows), sum(r.plan for r in found.rows)
-    out.append(f"  {'total':14}{total:20,}{wanted:20,}{total - wanted:+20,}")
-    if found.ranks:
-        out.append(f"  {'weights/rank':14}{'checkpoint B':>20}{'plan B':>20}{'difference':>20}")
-        out += [
-            f"  {f'stage {stage}':14}{stored:20,}{planned:20,}{stored - planned:+20,}"
-            for stage, stored, planned in found.ranks
-        ]
-    return [*out, *(f"  {hint}" for hint in found.hints)]

@@ -21,6 +21,7 @@ from steptime.checkpoint.jsonable import problem
 from steptime.checkpoint.jsonable import tensor as listed
 from steptime.checkpoint.stored_records import Problem
 from steptime.commands.argument_types import Parser, count
+from steptime.report.checkpoint_plan import text as plan_text
 from steptime.report.checkpoint_summary import report
 from steptime.report.format import BINARY, DECIMAL
 from steptime.report.table import PLAIN, WIDTH, style_of
@@ -264,7 +265,7 @@ def _plan(summary: Summary, options: argparse.Namespace) -> int:
     if not options.model:
         return 0
     found = against_plan.compare(summary, _counts(options.model))
-    _say("\n".join(against_plan.lines(found)))
+    _say(plan_text(found, _style()))
     return int(not found.agrees)
 
 

@@ -127,7 +127,7 @@ class BackwardWalk:
             self.last_needed.setdefault(i, []).append(name)
         self.grads: dict[str, GradBuffer] = {}
         shared = {p.name for op in ops for p in op.params if p.shared}
-        users = [p.name for op in ops for p in op.params if p.name in shared] if shared else []
+        users = [p.name for op in ops for p in op.trained if p.name in shared] if shared else []
         self.to_come = {name: users.count(name) for name in users}
         """For each parameter that other ops also use: the number of backwards that add to its gradient."""
         self.waiting: dict[str, Num] = {}
@@ -196,7 +196,7 @@ class BackwardWalk:
         """Inputs share the output's gradient unchanged."""
         for name in op.inputs:
             if name in self.grads:
-                self.accumulate(name, op.name)
+                self.accumulate(name, op.name, 0.0)
             else:
                 self.grads[name] = grad
                 grad.users += 1
@@ -221,13 +221,13 @@ class BackwardWalk:
             extra = extra + op.backward_temp_bytes
         self.ledger.mark(op.name, extra)
         for name in second:
-            self.accumulate(name, op.name)
+            self.accumulate(name, op.name, self.grad_sizes[name])
         if self.to_come:
             self.await_others(op)
 
     def await_others(self, op: Op) -> None:
         """The gradient of a parameter that several ops use is held until the last of them has run."""
-        for p in op.params:
+        for p in op.trained:
             if p.name not in self.to_come:
                 continue
             self.to_come[p.name] -= 1
@@ -237,15 +237,15 @@ class BackwardWalk:
             elif not self.to_come[p.name]:
                 self.ledger.bytes = self.ledger.bytes - self.waiting.pop(p.name, 0.0)
 
-    def accumulate(self, name: str, op: str) -> None:
+    def accumulate(self, name: str, op: str, second: Num) -> None:
         """A second gradient of one tensor: added in place where the first is not shared, else into a new buffer.
 
-        torch/csrc/autograd/input_buffer.cpp, accumulate.
+        `second`: its bytes, 0 where it is a buffer that is held anyway. torch/csrc/autograd/input_buffer.cpp, accumulate.
         """
         grad = self.grads[name]
         if grad.users > 1:
             self.ledger.bytes = self.ledger.bytes + self.grad_sizes[name]
-            self.ledger.mark(op, self.grad_sizes[name])
+            self.ledger.mark(op, second)
             grad.users -= 1
             self.grads[name] = GradBuffer(self.grad_sizes[name])
 
@@ -265,7 +265,7 @@ class BackwardWalk:
     def gradient_bytes(self, op: Op, p: Param) -> Num:
         """Bytes for one parameter; the gradient of an embedding table that is looked up again is dense."""
         itemsize = self.autograd.weight_grad_itemsize
-        if p.shared and isinstance(op, Move) and op.outputs:
+        if p.shared and isinstance(op, Move):
             itemsize = max(itemsize, op.outputs[0].itemsize)
         return itemsize * p.local(self.autograd.tp, self.autograd.experts)
 

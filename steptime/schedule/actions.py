@@ -30,6 +30,22 @@ class Place(NamedTuple):
 Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 
 
+def in_groups(vpp: int, microbatches: int, group: int) -> list[tuple[int, int]]:
+    """Micro-batch and chunk of each forward of a looped stage: a group of micro-batches through one chunk after the other.
+
+    megatron/core/pipeline_parallel/schedules.py (0.16.1): get_schedule_table, :798.
+
+    >>> in_groups(2, 3, 2)
+    [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+    """
+    return [
+        (microbatch, chunk)
+        for first in range(0, microbatches, group)
+        for chunk in range(vpp)
+        for microbatch in range(first, min(first + group, microbatches))
+    ]
+
+
 def looped(pp: int, vpp: int) -> tuple[Place, ...]:
     """Consecutive model chunks on consecutive stages, the first stage after the last (Narayanan et al. 2021, figure 4)."""
     return tuple(Place(stage, chunk) for chunk in range(vpp) for stage in range(pp))

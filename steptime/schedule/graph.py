@@ -37,6 +37,14 @@ class Graph(NamedTuple):
     last_backward: list[list[int]]
     """[pp][vpp] the last gradients of the weights of each chunk"""
 
+    def places(self) -> dict[int, Place]:
+        """Stage and chunk of each action by its number."""
+        return {
+            number: Place(stage, action.chunk)
+            for stage, (actions, numbers) in enumerate(zip(self.orders, self.stages, strict=True))
+            for action, number in zip(actions, numbers, strict=True)
+        }
+
 
 MISSING = -1
 OWN = -1

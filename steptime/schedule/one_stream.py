@@ -67,11 +67,7 @@ def one_stream_run(
         sends: seconds by send index.
         extra: FSDP's additions, by the number of the action.
     """
-    place = {
-        number: (stage, action.chunk)
-        for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True))
-        for action, number in zip(actions, numbers, strict=True)
-    }
+    place = found.places()
     to = {source: place[at][0] for at, (_, source, _, _) in enumerate(found.rows) if source}
     begun, free = list[Num]([0.0] * len(found.rows)), list[Num]([0.0] * len(found.rows))
     clock, stream, network = (list[Num]([0.0] * len(found.stages)) for _ in range(3))

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from steptime.base.num import Num
-from steptime.schedule.actions import Action, ActionKind, Orders, Place, looped, v_shaped
+from steptime.schedule.actions import Action, ActionKind, Orders, Place, in_groups, looped, v_shaped
 
 
 class Repeat(NamedTuple):
@@ -53,15 +53,10 @@ class Schedule(NamedTuple):
 def _one_forward_one_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
     """1F1B with one chunk per stage, interleaved 1F1B with several.
 
-    megatron/core/pipeline_parallel/schedules.py (0.16.1): get_schedule_table, :798, is the order of the forwards;
-    backwards run it with the chunks reversed (get_model_chunk_id, :1044); get_pp_rank_microbatches, :738, counts the warm-up.
+    megatron/core/pipeline_parallel/schedules.py (0.16.1): backwards run the table of the forwards with the chunks reversed
+    (get_model_chunk_id, :1044); get_pp_rank_microbatches, :738, counts the warm-up.
     """
-    table = [
-        (microbatch, chunk)
-        for first in range(0, microbatches, group)
-        for chunk in range(vpp)
-        for microbatch in range(first, min(first + group, microbatches))
-    ]
+    table = in_groups(vpp, microbatches, group)
     forward = [Action("F", microbatch, chunk) for microbatch, chunk in table]
     backward = [Action("B", microbatch, vpp - 1 - chunk) for microbatch, chunk in table]
     orders = []

@@ -139,11 +139,7 @@ def sharded_run(
     `grid`: what is added is rounded with it, as `walk.walk` rounds the rest.
     """
     extra = additions(found, around, grid)
-    place = {
-        number: (stage, action.chunk)
-        for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True))
-        for action, number in zip(actions, numbers, strict=True)
-    }
+    place = found.places()
     nothing = Around(0.0, (), 0.0)
     free, network, come = [0.0], [0.0] * len(found.orders), dict[tuple[int, int], float]()
     for number in range(1, len(found.rows)):

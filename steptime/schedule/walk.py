@@ -121,12 +121,13 @@ class Step(NamedTuple):
         Times are sums and maxima of what they wait for, so once a repeat starts everything by the same seconds later than the one
         before it, so does every repeat that follows, and all that comes after them.
         """
-        if self.exchange == "one_stream":  # streams may fall behind for longer than a few repeats
+        if (
+            self.exchange == "one_stream"
+        ):  # the comparison below does not see how far the streams of exchanges have come
             return None
         short, period, fewer = shortened(self.schedule, self.pp, self.vpp, self.microbatches, self.group, REPEATS)
-        if (
-            period is None or 3 * short > 2 * self.microbatches
-        ):  # little to gain, and lost where the short step does not settle
+        little = 3 * short > 2 * self.microbatches  # to gain, and lost where the short step does not settle
+        if period is None or little:
             return None
         found = self.run(short, period)
         length = described(self.schedule).passes * self.vpp * period

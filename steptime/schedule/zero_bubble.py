@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from steptime.schedule.actions import Action, ActionKind, Orders
+from steptime.schedule.actions import Action, ActionKind, Orders, in_groups
 
 
 def zero_bubble(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
@@ -14,12 +14,7 @@ def zero_bubble(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
     Stage r runs the weights' gradients r micro-batches after the inputs', so that no stage holds more than the first of 1F1B.
     torch/distributed/pipelining/schedules.py (2.13), ScheduleInterleavedZeroBubble: the warm-up grows by one forward a stage.
     """
-    table = [
-        (microbatch, chunk)
-        for first in range(0, microbatches, group)
-        for chunk in range(vpp)
-        for microbatch in range(first, min(first + group, microbatches))
-    ]
+    table = in_groups(vpp, microbatches, group)
     forwards = [Action("F", microbatch, chunk) for microbatch, chunk in table]
     orders = []
     for stage in range(pp):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.num import Num, maximum, where
 from steptime.schedule import default_group
+from steptime.schedule.actions import in_groups
 from steptime.schedule.live import stage_peak, states
 from steptime.schedule.orders import shortened
 from steptime.search.pipeline import ChunkFigures, Stages, contents, counts_of, rows_of_all
@@ -55,12 +56,7 @@ def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, 
     the first one like it.
     """
     vpp = len(alike)
-    table = [
-        chunk
-        for first in range(0, microbatches, group)
-        for chunk in range(vpp)
-        for _ in range(min(group, microbatches - first))
-    ]
+    table = [chunk for _, chunk in in_groups(vpp, microbatches, group)]
     warmup = min(2 * behind + (vpp - 1) * group, len(table))
     in_flight, seen = [0] * vpp, dict[tuple[bool, int], set[tuple[int, ...]]]()
     for k in range(len(table) + warmup):

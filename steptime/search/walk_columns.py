@@ -164,14 +164,7 @@ def sharded_run(found: Graph, busy_s: Sequence[Any], waited: Sequence[Any], arou
     """Fill in when each action ends, [action, layout], as `schedule.sharded.sharded_run` for one layout."""
     import numpy as np
 
-    extra: dict[int, Around] = {}
-    place: dict[int, tuple[int, int]] = {}
-    for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True)):
-        mine = around(stage, actions)
-        for action, number in zip(actions, numbers, strict=True):
-            place[number] = stage, action.chunk
-            if action in mine:
-                extra[number] = mine[action]
+    extra, place = additions(found, around, 0.0), found.places()
     nothing = Around(0.0, (), 0.0)
     reducing = {number for number, of in extra.items() if is_column(of.after_s)}
     network: list[Any] = [0.0] * len(found.orders)

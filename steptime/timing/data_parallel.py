@@ -223,8 +223,7 @@ def reduction_ends(chunks: list[list[Reduction]], stage: int, walk: Walk) -> lis
             timed.append((end_s, mine[0].cost.time_s, mine[0]))
         else:
             timed += ready_times(mine, start_s, end_s)
-    if len(timed) > 1:
-        timed.sort(key=itemgetter(0, 1))
+    timed.sort(key=itemgetter(0, 1))
     free_s, ends = 0.0, []
     for ready_s, seconds, call in timed:
         free_s = (ready_s if ready_s > free_s else free_s) + seconds  # noqa: FURB136  (max() takes twice as long)

@@ -180,3 +180,14 @@ def test_tensors_large_enough_to_be_sent():
         Move("core", ("y",), (Tensor("z", 2.0**21, 2.0),), ("y",), role="core_attn"),
     ]
     assert large_tensors(ops, Tensor("x", 2.0**19, 2.0), {"attn_norm"}) == [False, True]
+
+
+def test_legs_of_a_hosts_update_that_hide_are_in_the_table():
+    """295,232 parameters, half of all, go down and come up in 4 B at 1 B/s. Most of both legs hides beside the host's work
+    (`host_update`): what shows and what hides are all 2,361,856 s.
+    """
+    performance = {"cpu_offload": {"optimizer": 1.0, "overlap": True}}
+    found = estimate(job(on=HOST, dp=2, performance=performance))
+    legs = 2_361_856
+    assert found.time.parts_s["host_comm"] + found.time.hidden_s["host_comm"] == pytest.approx(legs)
+    assert found.time.hidden_s["host_comm"] > legs / 2

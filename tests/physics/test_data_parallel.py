@@ -209,6 +209,26 @@ def test_how_late_gathers_make_a_forward():
     assert [(end_s, late_s) for end_s, late_s, _ in found] == [(3.0, 3.0), (6.0, 4.0), (9.0, 5.0)]
 
 
+def test_gathers_of_a_stage_that_waits_for_its_first_input():
+    """The second stage's forward begins after 6 s and needs its second bucket 3 s later. The first is there after 3 s; the second
+    is sent when forward reaches the first, so that it comes after 9 s, in time.
+    """
+    bucket = Reduction("parameters", "all_gather", 1.0, CommCost(0.0, 3.0, "node", 3.0, "ring"), 1, Group("dp", 2, 1))
+    walked = walk("1f1b", 2, 1, 1, [[6.0], [6.0]], [[12.0], [12.0]], [0.0, 0.0])
+    found = gather_ends([[bucket] * 2], 0, walked, [[ChunkTime(6.0, 12.0, 0.0)]])
+    assert [late_s for _, late_s, _ in found] == [3.0, 3.0]
+    found = gather_ends([[bucket] * 2], 1, walked, [[ChunkTime(6.0, 12.0, 0.0)]] * 2)
+    assert [(end_s, late_s) for end_s, late_s, _ in found] == [(3.0, 0.0), (9.0, 0.0)]
+
+
+def test_a_reduction_among_shards_and_then_among_replicas():
+    """8 B at 1 B/s: two shards reduce-scatter half, 4 s, and two replicas all-reduce the 4 B left, 2 * 4/2 = 4 s, hops apart."""
+    plan = job(on=machine(link=1.0), dp=4, zero_level=1, replicas=2, model=MODEL)
+    cost = networks(plan, tuple(plan.machine.tiers))["dense"].costs("reduce_scatter")(8.0)
+    assert cost.bandwidth_s == 8.0
+    assert cost.time_s > 8.0
+
+
 def test_a_stage_without_buckets_adds_nothing():
     """A pipeline of 0.25 + 0.25 s ends long after the reductions that it does not have."""
     assert exposed_reduction([[[]]], walk("1f1b", 1, 1, 1, [[0.25]], [[0.25]], [0.0])) == 0.0

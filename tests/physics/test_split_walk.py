@@ -46,6 +46,21 @@ def test_the_first_half_makes_no_gradient_of_weights():
     )
 
 
+def test_a_gradient_that_a_residual_shares_stays_with_both():
+    """o = x + z, 10 B each: do is the gradient of both, and stays for c's weight. Saved x and y, 30, do 10; c: dy 20, 60. a adds
+    its own dx 10 to x's, which is do, into a new buffer 10: 80. dy goes, dx is sent: do is left beside what is saved.
+    """
+    z, o = Tensor("z", 10, 1.0), Tensor("o", 10, 1.0)
+    ops = [
+        Move("a", ("x",), (Tensor("y", 20, 1.0),), ("x",)),
+        Move("c", ("y",), (z,), ("y",), params=(Param("w", (3,)),)),
+        Move("r", ("x", "z"), (o,), same_grad=True),
+    ]
+    assert walk_split(ops, X, "o", AUTOGRAD._replace(weight_grad_itemsize=2.0)) == SplitMemory(
+        40.0, Peak(80.0, "a"), 6.0
+    )
+
+
 def test_a_part_without_weights_has_no_second_half():
     """b alone keeps y, 20 B; dz has 30 and dy 20."""
     found = walk_split([OPS[1]], Tensor("y", 20, 1.0), "z", AUTOGRAD._replace(weight_grad_itemsize=2.0))
