@@ -198,7 +198,7 @@ def test_what_the_host_needs_for_a_launch(software, tp, changes, seconds):
     ],
 )
 def test_a_machine_says_how_much_longer_its_hosts_take(software, machine, seconds):
-    """80 us a launch where processes are bound to cores, 105 where they are not, as on AWS: 2.29 times that on p5 is 240."""
+    """80 us a launch where processes are bound to cores, 105 where they are not, as on AWS: 2.286 times that on p5 is 240."""
     assert launch_host_s(load_software(software).on(Machine.load(machine)), 8) == pytest.approx(seconds, rel=3e-3)
 
 

@@ -38,7 +38,7 @@ _DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
 LIMITED = "grand-teton-h100"
 """Its devices run at 500 W by default and can be set to 700 (pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md)."""
 
-UNBOUND = 1.52
+UNBOUND = 1.524
 """`host_factor` of published runs of Pai-Megatron-Patch, whose hosts are not stated: processes that torchrun starts, bound to no
 cores (alibaba/Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh). That of p6-b300.48xlarge, fitted on its own rows marked fit:
 its processes start the same way, and its Xeons are of 2023, as those of H800 (assumed)."""
