@@ -55,7 +55,9 @@ PLANS = {
     "fp8": plan(performance={"precision": "fp8_current"}),
     "small buckets": plan({"n_param_buckets": 4}),
     "uneven": plan({"pp": 4, "dp": 1, "layers_per_stage": "auto"}, n_layers=10),
-    "ends counted": plan({"pp": 3, "dp": 1, "embedding_and_loss_count_as_layers": True}, n_layers=10),
+    "ends counted": plan(
+        {"pp": 3, "dp": 1, "embedding_and_loss_count_as_layers": True}, n_layers=10, hidden_sz=2048, inter_sz=6144
+    ),
     "2021": plan(performance={"software": "megatron-2021"}),
     "batches stay": plan(performance={"batches_stay": True}),
     "gradients twice": plan(performance={"software": "megatron-2021@2021-03"}),

@@ -110,9 +110,9 @@ def test_rates():
 def test_the_walk_is_the_closed_form_where_stages_are_equal(pp, vpp, microbatches):
     """(p - 1) / (v m + p - 1); what embedding, head and sends add is at most a tenth of it.
 
-    Four sequences a micro-batch: layers long beside the launches of the two ends.
+    Eight sequences a micro-batch: layers long beside the launches of the two ends.
     """
-    pipeline = estimate(job(SMALL, gbs=4 * microbatches, microbatch_sz=4, pp=pp, vpp=vpp)).pipeline
+    pipeline = estimate(job(SMALL, gbs=8 * microbatches, microbatch_sz=8, pp=pp, vpp=vpp)).pipeline
     assert 1.0 <= pipeline.bubble_fraction / bubble_fraction(pp, vpp, microbatches) < 1.1
     assert (pipeline.stages, pipeline.microbatches) == (pp, microbatches)
     assert pipeline.schedule == ("interleaved" if vpp > 1 else "1f1b")

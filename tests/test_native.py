@@ -190,16 +190,16 @@ def test_what_the_host_needs_for_a_launch(software, tp, changes, seconds):
 @pytest.mark.parametrize(
     ("software", "machine", "seconds"),
     [
-        ("megatron-bridge", "aws-p5.48xlarge", 240e-6),
-        ("megatron-bridge", "aws-p6-b300.48xlarge", 160e-6),
+        ("megatron-core", "aws-p5.48xlarge", 240e-6),
+        ("megatron-core", "aws-p6-b300.48xlarge", 160e-6),
+        ("megatron-core", "dgx-h100", 105e-6),
         ("megatron-bridge", "dgx-h100", 80e-6),
         ("nemo", "dgx-h100", 80e-6),
-        ("megatron-core", "dgx-h100", 105e-6),
     ],
 )
 def test_a_machine_says_how_much_longer_its_hosts_take(software, machine, seconds):
-    """80 us a launch where processes are bound to cores, 105 where they are not; 3 times 80 on p5, twice on p6-b300."""
-    assert launch_host_s(load_software(software).on(Machine.load(machine)), 8) == pytest.approx(seconds)
+    """80 us a launch where processes are bound to cores, 105 where they are not, as on AWS: 2.286 times that on p5 is 240."""
+    assert launch_host_s(load_software(software).on(Machine.load(machine)), 8) == pytest.approx(seconds, rel=3e-3)
 
 
 def test_grouped_products_of_torch_on_blackwell_run_at_their_measured_share_of_the_peak():

@@ -35,6 +35,24 @@ def test_a_machine_without_compute_capability_has_sdpa_as_flash_attention_2(tmp_
     assert not told(job({"software": "torchtitan@0.2"}), "FlashAttention-2 here")
 
 
+@pytest.mark.parametrize(
+    ("seqlen", "said", "size"),
+    [
+        (32768, {}, "1.1 GB"),
+        (16384, {}, ""),
+        (32768, {"attention_mask": False}, ""),
+        (32768, {"software": "nemo"}, ""),
+        (32768, {"software": "fsdp2"}, ""),
+    ],
+)
+def test_large_masks_of_the_data_loader_are_told(seqlen, said, size):
+    """A byte for each of 32,768^2 pairs is 1.07 GB, for 16,384^2 0.27 GB; NeMo's data sets make none."""
+    plan = job({"software": "megatron-core"} | said).replace(**{"data.seqlen": seqlen})
+    assert [size in line for line in told(plan, "the data loader makes an attention mask of")] == (
+        [True] if size else []
+    )
+
+
 def test_weights_in_fp32_under_autocast_are_told():
     """torchtitan/distributed/utils.py, maybe_enable_amp: DDP and one device autocast; with fp32 products there is none."""
     (line,) = told(job({"software": "torchtitan-ddp"}), "autocast")

@@ -389,17 +389,3 @@ def test_the_power_limit_of_the_96_gb_part(cells, watts):
     assert device.power_w == watts
     assert device.sustained_flops["bf16"] == {500: 575e12, 700: 675e12}[watts]
     assert any("power limit" in text for text in found.assumed) == (device.name == "h100-sxm5-96-700w")
-
-
-@pytest.mark.parametrize(
-    ("framework", "factor"), [("Pai-Megatron-Patch@2b201af (Megatron-Core)", 1.52), ("NeMo", None)]
-)
-def test_hosts_whose_processes_are_bound_to_no_cores(framework, factor):
-    """Pai-Megatron-Patch starts its processes with torchrun alone; the row says that a factor on its hosts was assumed.
-
-    160 us a launch, as on p6-b300, over Megatron-Core's 105: 1.52.
-    """
-    row = MeasuredRow(BASE | {"gpu": "H800-80GB-SXM", "framework": framework}, "other", 2)
-    found = row_machine.hardware_of(row)
-    assert found.section.get("overrides", {}).get("host_factor") == factor
-    assert any("host_factor" in text for text in found.assumed) == (factor is not None)

@@ -9,6 +9,10 @@ from steptime.schedule.stage_exchange import exchange_of
 FLASH_CAPABILITY = 8.0
 """GPU architecture that FlashAttention-2 requires (Dao-AILab/flash-attention README: Ampere or newer)."""
 
+LOADED_MASK_BYTES = 1e9
+"""Attention mask of a micro-batch from which on a note tells of it: to collate 2.1 GB into shared memory took a worker of torch's
+data loader 4.8 s on one core of a Xeon (torch 2.13), where reading the tokens takes no time to speak of."""
+
 
 def notes(job: Job) -> list[str]:
     """Settings that are valid but unusual."""
@@ -36,7 +40,7 @@ def notes(job: Job) -> list[str]:
         lines.append(
             "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
         )
-    return [*lines, *_attention(job), *_autocast(job), *_auto_tp(job), *_one_stream(job)]
+    return [*lines, *_attention(job), *_masks(job), *_autocast(job), *_auto_tp(job), *_one_stream(job)]
 
 
 def other_meaning(job: Job) -> list[str]:
@@ -68,6 +72,26 @@ def _attention(job: Job) -> list[str]:
         why = f"because {job.machine.name} states no accelerator.compute_capability, as NVIDIA devices do for cuDNN's kernel"
         return [f"note: attention_kernel {kernels.attention_kernel} is FlashAttention-2 here, {why}"]
     return []
+
+
+def _masks(job: Job) -> list[str]:
+    """Where Megatron's data loader makes attention masks of a size that takes it long: each sequence's positions squared.
+
+    A byte a pair, over all positions on every rank that shares a sequence (core datasets/gpt_dataset.py,
+    create_attention_mask; Megatron-LM training/utils.py, get_batch_on_this_tp_rank).
+    """
+    mask_bytes = 1.0 * job.data.microbatch_sz * job.data.seqlen**2
+    buffers, flash = job.software.buffers, job.software.kernels.attention_impl == "flash"
+    if (
+        job.software.family != "megatron-core"
+        or not (buffers.attention_mask and flash)
+        or mask_bytes < LOADED_MASK_BYTES
+    ):
+        return []
+    made = f"the data loader makes an attention mask of {mask_bytes / 1e9:.1f} GB for each micro-batch, in time not counted here"
+    return [
+        f"note: {made}; a flash kernel needs none: --no-create-attention-mask-in-dataloader (performance.attention_mask)"
+    ]
 
 
 def _autocast(job: Job) -> list[str]:

@@ -38,11 +38,14 @@ _DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
 LIMITED = "grand-teton-h100"
 """Its devices run at 500 W by default and can be set to 700 (pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md)."""
 
-UNBOUND = 1.52
+UNBOUND = 1.524
 """`host_factor` of published runs of Pai-Megatron-Patch, whose hosts are not stated: processes that torchrun starts, bound to no
-cores (alibaba/Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh). 160 us a launch, as Megatron-Bridge's 80 us on
-p6-b300.48xlarge, whose factor of 2 is fitted on its own rows marked fit, over Megatron-Core's 105: its processes start the same
-way, and its Xeons are of 2023, as those of H800 (assumed)."""
+cores (alibaba/Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh). That of p6-b300.48xlarge, fitted on its own rows marked fit:
+its processes start the same way, and its Xeons are of 2023, as those of H800 (assumed)."""
+
+BY_TORCHRUN = 105.0 / 80.0
+"""Host time of a launch where torchrun starts Megatron-Bridge, as AWS does, divided by that of its profile, whose processes are
+bound to cores: `host_kernel_s` of Megatron-Core's profile over its own."""
 
 EFA = ("dgx-h100", "aws-p5.48xlarge")
 """What nodes of eight H100 are taken for, and the instance that they are where a source names AWS' network: nanotron's own
@@ -105,6 +108,9 @@ def _known_of(row: MeasuredRow, name: str, overrides: dict[str, Any], *, on_aws:
     if row.published and "pai-megatron" in row.text("framework").lower():
         overrides["host_factor"] = UNBOUND
         assumed.append(f"hardware.host_factor: {UNBOUND:g}, since its processes are bound to no cores")
+    if row.published and row.group == "aws-mbridge":
+        overrides["host_factor"] = round(_load(name).host_factor * BY_TORCHRUN, 3)
+        assumed.append(f"hardware.host_factor: {overrides['host_factor']:g}, since torchrun starts its processes")
     return assumed
 
 
