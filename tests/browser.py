@@ -117,7 +117,7 @@ class Browser:
         while time.monotonic() < end:
             if value := self.run(script):
                 return value
-            time.sleep(0.05)
+            time.sleep(0.01)
         raise TimeoutError(f"never true: {script}")
 
     def text(self, selector: str) -> str:

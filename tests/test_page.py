@@ -61,9 +61,10 @@ class Reader(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.open, self.texts = [], [], {}
+        self.tags, self.open, self.said = [], [], {}
         self.feed(text)
         self.close()
+        self.texts = {name: " ".join([*said, ""]) for name, said in self.said.items()}
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
@@ -76,7 +77,7 @@ class Reader(HTMLParser):
 
     def handle_data(self, data):
         for _, name in self.open:
-            self.texts[name] = self.texts.get(name, "") + data + " "
+            self.said.setdefault(name, []).append(data)
 
 
 # --- one file --------------------------------------------------------------------------------------------------------------

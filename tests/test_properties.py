@@ -87,7 +87,7 @@ def rows_show_what_the_parts_show(answer):
         assert axis == "pp" or part <= stages * sent * (1 + EPS) + EPS * answer.step_s
 
 
-@settings(patient, max_examples=60)
+@settings(patient, max_examples=40)
 @given(plans())
 def test_what_holds_of_any_estimate(plan):
     answer = estimate(drawn_job(plan))
@@ -99,7 +99,7 @@ def test_what_holds_of_any_estimate(plan):
     rows_show_what_the_parts_show(answer)
 
 
-@settings(patient, max_examples=8)
+@settings(patient, max_examples=5)
 @given(st.sampled_from(FEATURES), st.integers(0, 2**32))
 def test_no_figure_of_any_feature_is_impossible(feature, seed):
     """Experts, adapters, multi-token prediction and all ways of context parallelism, with keys drawn anew beside them.

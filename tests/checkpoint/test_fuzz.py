@@ -25,7 +25,7 @@ from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref
 from steptime.checkpoint.readers.torch_file import MAGIC
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-FUZZ = settings(max_examples=75, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=50, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OPCODES = [op.code.encode("latin-1") for op in pickletools.opcodes]
 SNIPPETS = [
     b"ctorch._utils\n_rebuild_tensor_v2\n", b"cos\nsystem\n", b"ctorch\nFloatStorage\n", b"X\x01\x00\x00\x00a",
@@ -41,7 +41,7 @@ streams = st.one_of(
 
 
 @given(streams)
-@settings(FUZZ, max_examples=400)
+@settings(FUZZ, max_examples=250)
 @example(b"\x80\x02]q\x00h\x00a.")
 def test_pickle_machine_never_crashes(data):
     machine = PickleInterpreter(data)
@@ -110,7 +110,7 @@ SAMPLES = samples()
 
 @pytest.mark.parametrize("kind", SAMPLES)
 @given(data=st.data())
-@settings(FUZZ, max_examples=40)
+@settings(FUZZ, max_examples=25)
 def test_damaged_files(tmp_path, kind, data):
     raw = bytearray(SAMPLES[kind])
     for _ in range(data.draw(st.integers(1, 4))):

@@ -62,12 +62,13 @@ def test_peak(shape, option, recompute, length):
     assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
 
 
-@pytest.mark.parametrize("length", [(2, 8), (3, 32)], ids=["two of 8", "three of 32"])
-@pytest.mark.parametrize("layout", MORE.values(), ids=MORE)
-@pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
+@pytest.mark.parametrize(
+    ("shape", "layout", "length"), covering(("wide mlp", "large vocabulary"), MORE, ("two of 8", "three of 32"))
+)
 def test_peak_of_other_layouts(shape, layout, length):
-    micro_batches, seqlen = length
-    layout = layout._replace(micro_batches=micro_batches)
+    """Any two names meet."""
+    micro_batches, seqlen = LENGTHS[length]
+    layout = MORE[layout]._replace(micro_batches=micro_batches)
     torch_holds = held(SHAPES[shape], Kernels(), seqlen, layout)
     ours = estimate(torch_job(SHAPES[shape], Kernels(), seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op

@@ -120,13 +120,16 @@ COLUMNS = {
 EVEN = Model(n_layers=3, hidden_sz=64, inter_sz=160, n_q_heads=8, n_kv_heads=4, head_dim=16, vocab_sz=250)
 
 
-@pytest.mark.parametrize("layout", COLUMNS.values(), ids=COLUMNS)
-def test_matrices_cut_along_columns(layout):
-    """Shard(1) of every matrix: copies of gathered parameters, and of gradients before their reduction."""
-    for kernels, seqlen in (("flash", 64), ("fully recomputed", 8)):
-        torch_holds = held(EVEN, KERNELS[kernels], seqlen, layout)
-        ours = allocated(EVEN, KERNELS[kernels], seqlen, layout)
-        assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
+@pytest.mark.parametrize("name", COLUMNS)
+def test_matrices_cut_along_columns(name):
+    """Shard(1) of every matrix: copies of gathered parameters, and of gradients before their reduction.
+
+    In turn with long sequences and nothing recomputed, and with short ones and all of it.
+    """
+    kernels, seqlen = (("flash", 64), ("fully recomputed", 8))[list(COLUMNS).index(name) % 2]
+    torch_holds = held(EVEN, KERNELS[kernels], seqlen, COLUMNS[name])
+    ours = allocated(EVEN, KERNELS[kernels], seqlen, COLUMNS[name])
+    assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
 
 
 LENGTHS = {"8": (1, 8), "two of 32": (2, 32), "128": (1, 128)}
@@ -194,11 +197,10 @@ SECOND = {
 }
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("layout", SECOND.values(), ids=SECOND)
-def test_a_second_step_holds_what_the_first_does(layout, recompute):
-    """FSDP2 comes into being in a first step, which is the one that the other tests watch."""
-    kernels = Kernels(recompute=recompute)
+@pytest.mark.parametrize("name", SECOND)
+def test_a_second_step_holds_what_the_first_does(name):
+    """FSDP2 comes into being in a first step, which is the one that the other tests watch. Every other case recomputes all."""
+    kernels, layout = Kernels(recompute=("full", "none")[list(SECOND).index(name) % 2]), SECOND[name]
     first, second = (held(Model(**SHAPES["gqa"]), kernels, 8, layout, after=after) for after in (False, True))
     assert first == second
 
@@ -213,10 +215,11 @@ AHEAD = {
 }
 
 
-SEVERAL = [(option, prefetch, "none") for option in AHEAD for prefetch in (2, 9)]
+SEVERAL = [(option, (2, 9)[turn % 2], "none") for turn, option in enumerate(AHEAD)]
+MORE = [("no_sync", 9, "none"), ("default", 2, "full"), ("2 of 8", 3, "full")]
 
 
-@pytest.mark.parametrize(("option", "prefetch", "recompute"), [*SEVERAL, ("default", 2, "full"), ("2 of 8", 3, "full")])
+@pytest.mark.parametrize(("option", "prefetch", "recompute"), [*SEVERAL, *MORE])
 def test_fsdp_gathers_several_groups_ahead(option, prefetch, recompute):
     """Explicit prefetch over five blocks, forward and backward; also of more groups than there are.
 

@@ -5,6 +5,8 @@ Collectives have zero tolerance.
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from test_torch_chunked_loss import chunked_loss
@@ -92,17 +94,20 @@ def job_of(of: Pipeline) -> Job:
     )
 
 
-def last_stage(of: Pipeline, monkeypatch) -> Step:
+@cache
+def last_stage(name: str) -> Step:
     """Its second step: in the first one the head is gathered once less."""
-    monkeypatch.setattr("torch_pipeline.Rank", LastStage)
-    with rank_of(MODEL, Kernels(), of, of.pp - 1, dp=DP, seqlen=SEQLEN, batch=BATCH) as rank:
-        rank.step()
-        rank.forget()
-        return watched(rank)
+    of = SCHEDULES[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch_pipeline.Rank", LastStage)
+        with rank_of(MODEL, Kernels(), of, of.pp - 1, dp=DP, seqlen=SEQLEN, batch=BATCH) as rank:
+            rank.step()
+            rank.forget()
+            return watched(rank)
 
 
 @pytest.mark.parametrize("name", [name for name, of in SCHEDULES.items() if of.name != "zero_bubble"])
-def test_peak(name, monkeypatch):
+def test_peak(name):
     """The loss is the worst moment: the head's sums of a micro-batch beside the reduction of the one before, and its shards.
 
     The labels' views, 1,024 bytes a micro-batch, and the norm's few gradients are not counted as torch's run does.
@@ -112,16 +117,16 @@ def test_peak(name, monkeypatch):
     states, moment = fsdp.states(assembly)[-1], fsdp.peak_moments(assembly)[-1]
     received = sum(buffer.bytes for buffer in of_pipeline(assembly, assembly.stages[-1]))
     ours = states.params_bytes + states.gradients_bytes + moment.added_bytes + received
-    assert ours == pytest.approx(last_stage(of, monkeypatch).peak, rel=0.001)
+    assert ours == pytest.approx(last_stage(name).peak, rel=0.001)
 
 
-@pytest.mark.parametrize("of", SCHEDULES.values(), ids=SCHEDULES)
-def test_the_head_is_gathered_and_reduced_with_each_micro_batch(of, monkeypatch):
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_head_is_gathered_and_reduced_with_each_micro_batch(name):
     """m micro-batches: 2 m + 1 gathers of the head and the norm; m reductions of the head, where only the first, and all of
     gpipe, lack the norm's gradient of the backward before; one of the norm alone, at the end, which is not counted (split
     backwards leave it out).
     """
-    seen = gathered_and_reduced(last_stage(of, monkeypatch).issued)
+    of, seen = SCHEDULES[name], gathered_and_reduced(last_stage(name).issued)
     found = step_time(Assembly(job_of(of)))
     inside = pipeline_fsdp(found.assembly, found.pricing, found.parts).calls(of.pp - 1)
     [(root, calls)] = [
