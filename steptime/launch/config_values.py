@@ -167,6 +167,17 @@ def ends(node: ast.expr | None, words: str) -> bool:
     return node is not None and ast.unparse(node).strip("'\"").endswith(words)
 
 
+class _Assigned(ast.NodeTransformer):
+    """`x += 1` as `x = x + 1`."""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.Assign:
+        """The assignment that a statement with an operator is."""
+        read = ast.parse(ast.unparse(node.target), mode="eval").body
+        value = ast.BinOp(left=read, op=node.op, right=node.value)
+        made = ast.copy_location(ast.Assign(targets=[node.target], value=value), node)
+        return ast.fix_missing_locations(made)
+
+
 def parsed(path: str, text: str) -> ast.Module:
     """The syntax of a module.
 
@@ -175,7 +186,7 @@ def parsed(path: str, text: str) -> ast.Module:
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            return ast.parse(text)
+            return _Assigned().visit(ast.parse(text))  # type: ignore[no-any-return]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None

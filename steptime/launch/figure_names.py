@@ -13,7 +13,7 @@ _PLAN_KEYS = {
     "model.inter_sz": ("mlp", "mlp_multiple", "mlp_ratio"),
     "model.vocab_sz": ("tokenizer", "vocabulary"),
     "devices": ("devices", "nodes", "per_node"),
-    "data.gbs": ("batch", "steps"),
+    "data.gbs": ("batch", "steps", "tokens_batch"),
     "data.microbatch_sz": ("micro", "micro_of_stage", "device_batch"),
     "parallelism": ("deepspeed", "distributed"),
     "parallelism.dp": ("dp_dcn", "dp_dcn_shard", "dp_shard"),

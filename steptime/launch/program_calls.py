@@ -136,6 +136,7 @@ def _model(tree: ast.Module) -> dict[str, Any]:
 
 _STARTED = {
     "nemo": r"^(?:from|import) megatron\.bridge\b",
+    "olmo": r"^(?:from|import) olmo_core\b",
     "transformers": r"\b(?:(?:TrainingArguments|SFTConfig)\(|HfArgumentParser\([^)]*\bTrainingArguments\b)",
 }
 """Kind -> what a program over it contains."""

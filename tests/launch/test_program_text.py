@@ -7,7 +7,7 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside
-from steptime.launch.program_calls import passed_in, kind_started
+from steptime.launch.program_calls import kind_started, passed_in
 from steptime.launch.program_setup import set_up_in
 from steptime.launch.read import kind_of
 
