@@ -144,24 +144,25 @@ def _by_target(node: Any) -> Any:
 
 
 @cache
-def _recipe_table() -> dict[str, Any]:
+def recipe_table() -> dict[str, Any]:
+    """The table of the framework's recipes, and of the programs that start one."""
     return parse_mapping(*read_source(FOLDER / "megatron_bridge_recipes.yaml"))
 
 
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
     """What the framework's own recipes set, by the name of their function."""
-    names = _recipe_table()["names"]
+    names = recipe_table()["names"]
     return {
         name: _kernels(name) | {names[key]: value for key, value in own.items()}
-        for name, own in _recipe_table()["recipes"].items()
+        for name, own in recipe_table()["recipes"].items()
     }
 
 
 def _kernels(model: str) -> dict[str, Any]:
     """Fusions that the framework's provider of a model's repository has, by the beginning of the model's name."""
-    found = dict(_recipe_table()["all"])
-    for family, kernels in _recipe_table()["families"].items():
+    found = dict(recipe_table()["all"])
+    for family, kernels in recipe_table()["families"].items():
         found |= kernels if model.startswith(family) else {}
     return found
 
