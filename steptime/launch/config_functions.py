@@ -26,6 +26,7 @@ from steptime.launch.config_values import (
     cased,
     cast,
     computed,
+    constants_of,
     dotted,
     ends,
     failed,
@@ -87,13 +88,7 @@ class _FunctionReader:
     ) -> None:  # fmt: skip
         self.path, self.bases, self.beside, self.readers, self.statements = path, bases, beside, readers, statements
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-        self.constants: dict[str, ast.expr] = {
-            target.id: node.value
-            for node in module.body
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Name)
-        }
+        self.constants = constants_of(module)
         self.imports = calls.imported(module)
 
     def owner(self, name: str, depth: int = 0) -> tuple[_FunctionReader, str] | None:

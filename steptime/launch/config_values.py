@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
@@ -165,6 +165,34 @@ def cast(called: str, node: ast.Call, args: list[Any]) -> Any:
 def ends(node: ast.expr | None, words: str) -> bool:
     """Whether an annotation's name ends in `words`."""
     return node is not None and ast.unparse(node).strip("'\"").endswith(words)
+
+
+def constants_of(module: ast.Module) -> dict[str, ast.expr]:
+    """The names that a module sets, with the expressions of their last values."""
+    return {
+        target.id: node.value
+        for node in module.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+
+
+def options_in(module: ast.Module) -> Iterator[tuple[str, dict[str | None, ast.expr]]]:
+    """The options that a program gives to argparse, by their names in its namespace, with the keywords of each."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            flags = [str(flag.value) for flag in node.args if isinstance(flag, ast.Constant)]
+            if name := next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_"):
+                yield name, {keyword.arg: keyword.value for keyword in node.keywords}
+
+
+def literal(node: ast.expr | None) -> Any:
+    """The value of a literal; None of any other expression."""
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 class _Assigned(ast.NodeTransformer):
