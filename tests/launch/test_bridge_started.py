@@ -141,3 +141,9 @@ def test_a_benchmark_that_is_chosen_by_model_devices_and_precision(tmp_path: Pat
     assert line.startswith("line 2: recipe own_8b_pretrain_16gpu_h100_fp8cs_config was not found")
     (line,) = asked(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED} --num_layers 4\n")
     assert line.startswith("line 2: --num_layers of setup_experiment.py is not read")
+
+
+def test_a_program_that_starts_no_config_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("from megatron.bridge import AutoBridge\n")
+    (line,) = asked(tmp_path, "run.sh", "#!/bin/bash\ntorchrun --nproc_per_node 2 run.py --size 3\n")
+    assert line == "line 2 launches run.py, which names no config; give the log that prints the job's config"

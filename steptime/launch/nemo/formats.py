@@ -117,6 +117,9 @@ def _of_script(path: str, script: Script, beside: Beside | None) -> tuple[dict[s
     else:
         usual = _USUAL.get(posixpath.basename(script.program), "")
         own = str(said.pop("config_name", usual)).removesuffix(".yaml")
+        if not own:
+            what = f"line {script.line} launches {script.program}, which names no config"
+            raise ConfigError(f"{path}: {what}; give the log that prints the job's config")
         name = f"{said.pop('config_path', 'conf')}/{own}.yaml"
     blank = _blank(path, script)
     try:
