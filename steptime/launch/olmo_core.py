@@ -19,6 +19,7 @@ from steptime.launch.config_values import CLASS, Computed, ends, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, flatten, load_table, rule_of, spelled
 from steptime.launch.reading import Sets
+from steptime.launch.shell.blank_words import blanks
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script, read_script
 from steptime.launch.trainer_files import Said
@@ -48,6 +49,8 @@ def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, beside:
         words = [word.text for word in script.arguments]
     if "olmo_core" not in text:
         return None
+    if script is not None and (blank := blanks(path, script.arguments, load_table("olmo_core"))):
+        raise ConfigError(blank)
     tree = _config(path if script is None else name, text)
     for key, value in flags_of(words):
         if "." in key:
@@ -88,6 +91,8 @@ def _config(path: str, text: str) -> dict[str, Any]:
         what = "a program over OLMo-core that gives no builders to build_config"
         raise ConfigError(f"{path}: {what}; {_PLAN}")
     said = found[0]
+    if own := sorted({"finalize_config", "common_config_builder"} & said.keys()):
+        raise ConfigError(f"{path}: what {own[0]} sets is not read; {_PLAN}")
     plain = ", ".join(f"{key}={ast.unparse(said[key])}" for key in _PLAIN if key in said)
     tokenizer = ast.unparse(said["tokenizer"]) if "tokenizer" in said else "TokenizerConfig.dolma2(x=0)"
     parts = ", ".join(f"{part}={ast.unparse(said[key])}(common)" for key, part in _BUILDERS.items())

@@ -99,6 +99,14 @@ def test_words_of_its_command_and_its_script(tmp_path: Path) -> None:
     assert (found.data.gbs, found.parallelism.dp) == (32, 8)
 
 
+def test_a_word_of_its_script_without_a_value(tmp_path: Path) -> None:
+    written(tmp_path, "train.py", PROGRAM, devices=8)
+    script = "#!/bin/bash\ntorchrun --nproc-per-node=8 train.py train run x --%s=$SIZE\n"
+    (line,) = asked(tmp_path, "run.sh", script % "train_module.rank_microbatch_size")
+    assert line == "line 2: $SIZE has no value; write SIZE=... before the command"
+    assert written(tmp_path, "run.sh", script % "train_module.optim.lr").config["data"]["microbatch_sz"] == 2
+
+
 def test_sizes_of_an_own_model(tmp_path: Path) -> None:
     """int(8 x 1000 / 3) = 2,666, x 1.5 = 3,999, up to a multiple of 256: 4,096."""
     found = job(written(tmp_path, "train.py", PROGRAM.replace(NAMED, LIKE), devices=8)).model
@@ -124,6 +132,7 @@ def test_a_whole_config_in_one_function(tmp_path: Path) -> None:
         ("return " + NAMED, f"config = {NAMED}\n        freeze(config)\n        return config", "freeze(config) may change"),
         ("common.tokenizer", "other", "vocabulary size unknown (other.padded_vocab_size())"),
         ("train_module_config_builder", "module_builder", "a program over OLMo-core that gives no builders"),
+        ("trainer_config_builder", "finalize_config", "what finalize_config sets is not read"),
         ("olmo2_7B", "olmoe_1B_7B", "model 'TransformerConfig.olmoe_1B_7B' is not among the presets"),
         ("float8_config", "ac_config=C(mode=Mode.budget, activation_memory_budget=0.5), float8_config", "memory_budget 0.5"),
     ],

@@ -33,7 +33,8 @@ from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.nemo.train_calls import read_train_call
 from steptime.launch.reading import LaunchFlag, Reading, Sets
-from steptime.launch.shell.processes import flags_of
+from steptime.launch.shell.blank_words import blanks
+from steptime.launch.shell.processes import Word, flags_of
 
 _FP8: tuple[dict[str, Any], ...] = (
     {"fp8": "hybrid", "fp8_recipe": "delayed"},
@@ -71,7 +72,7 @@ def read_recipe(
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
         if not function and "-> ConfigContainer" not in text:
-            reading = read_program(path, file, text, flags_of([*words]), sets, beside or Beside())
+            reading = read_program(path, file, text, [Word(word, 0) for word in words], sets, beside or Beside())
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, beside), sets)
@@ -100,22 +101,21 @@ def read_recipe(
 
 
 def read_program(
-    path: str,
-    file: str,
-    text: str,
-    flags: Iterable[tuple[str, Any]],
-    sets: Sets,
-    beside: Beside,
-    devices: int | None = None,
+    path: str, file: str, text: str, words: Iterable[Word], sets: Sets, beside: Beside, devices: int | None = None
 ) -> Reading | None:
-    """A program that starts with a config, with the arguments that it is given; None where it starts with none.
+    """A program that starts with a config, with the words that it is given; None where it starts with none.
 
     Raises:
-        ConfigError: one line per problem.
+        ConfigError: one line per problem: also a word without a value, or one that takes a setting away (hydra's ~).
     """
-    said = dict(flags)
+    words = [word._replace(text=word.text.lstrip("+")) for word in words]
+    said = dict(flags_of([word.text for word in words]))
     if (program := as_bridge_program(file, text, said)) is None:
         return None
+    if blank := blanks(path, words, load_table("megatron_bridge")):
+        raise ConfigError(blank)
+    if away := next((word.text for word in words if word.text.startswith("~")), ""):
+        raise ConfigError(f"{path}: {away} is not read; {GIVE_LOG}")
     name, tree = read_function(file, program.text, FUNCTION, "ConfigContainer", BASES, beside)
     if program.overrides is not None:
         put_overrides(tree, program.overrides, said, path, beside)

@@ -100,8 +100,10 @@ def _started(path: str, script: Script, sets: Sets, beside: Beside) -> Reading |
     text = beside.text(script.program) or "" if script.program.endswith(".py") else ""
     if "megatron.bridge" not in text:
         return None
-    flags, file = flags_of([word.text for word in script.arguments]), beside.path(script.program)
-    return read_program(path, script.program, text, flags, sets, Beside(file and file.parent), stated(script, sets))
+    file = beside.path(script.program)
+    return read_program(
+        path, script.program, text, script.arguments, sets, Beside(file and file.parent), stated(script, sets)
+    )
 
 
 def _of_script(path: str, script: Script, beside: Beside | None) -> tuple[dict[str, Any], str]:
