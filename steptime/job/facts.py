@@ -183,7 +183,7 @@ class Facts(NamedTuple):
     @property
     def chunks_of_cp(self) -> Num:
         """Pieces of a sequence under context parallelism: two per rank, one in Ulysses of DeepSpeed."""
-        return self.cp if self.framework.context == ("a2a",) else 2 * self.cp
+        return self.cp if self.framework.only_swaps_heads else 2 * self.cp
 
     @property
     def copied_ranks(self) -> Num:

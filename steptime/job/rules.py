@@ -74,7 +74,20 @@ LAYOUT_RULES = [
         "cp needs flash",
         "parallelism.cp",
         "unfused attention does not support context parallelism (got {f.cp}); use attention_impl flash or cp 1",
-        lambda f: (f.cp == 1) | (not f.framework.context) | (f.kernels.attention_impl == "flash"),
+        lambda f: (
+            (f.cp == 1)
+            | (not f.framework.context)
+            | (f.kernels.attention_impl == "flash")
+            | f.framework.only_swaps_heads
+        ),
+    ),
+    # deepspeed/sequence/layer.py, DistributedAttention: any local attention, over the whole sequence
+    Rule(
+        "unfused attention over swapped heads",
+        "parallelism.cp",
+        "{f.software} exchanges tokens for heads (Ulysses) around unfused attention, which is not modeled (got {f.cp}); use "
+        "attention_impl flash or cp 1",
+        lambda f: (f.cp == 1) | (f.kernels.attention_impl == "flash") | (not f.framework.only_swaps_heads),
     ),
     Rule(
         "cp with FlexAttention in torch's own kernels",

@@ -111,14 +111,3 @@ def origin(name: str, imports: Imports) -> tuple[str, str] | None:
         return None
     file, own = imports[first]
     return (f"{file.removesuffix('.py')}/{own}.py", inner) if inner else (file, own)
-
-
-def constants(module: ast.Module) -> dict[str, ast.expr]:
-    """The names that a module assigns at its top, and the expressions."""
-    return {
-        target.id: node.value
-        for node in module.body
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name)
-    }

@@ -25,6 +25,7 @@ from steptime.launch.config_values import (
     cased,
     cast,
     computed,
+    constants_of,
     dotted,
     ends,
     failed,
@@ -89,7 +90,7 @@ class _FunctionReader:
     ) -> None:  # fmt: skip
         self.path, self.bases, self.nearby, self.readers, self.statements = path, bases, nearby, readers, statements
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-        self.constants = calls.constants(module)
+        self.constants = constants_of(module)
         self.imports = calls.imported(module)
 
     def owner(self, name: str, depth: int = 0) -> tuple[_FunctionReader, str] | None:

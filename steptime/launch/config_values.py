@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
@@ -167,6 +167,45 @@ def ends(node: ast.expr | None, words: str) -> bool:
     return node is not None and ast.unparse(node).strip("'\"").endswith(words)
 
 
+def constants_of(module: ast.Module) -> dict[str, ast.expr]:
+    """The names that a module sets, with the expressions of their last values."""
+    return {
+        target.id: node.value
+        for node in module.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+
+
+def options_in(module: ast.Module) -> Iterator[tuple[str, dict[str | None, ast.expr]]]:
+    """The options that a program gives to argparse, by their names in its namespace, with the keywords of each."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            flags = [str(flag.value) for flag in node.args if isinstance(flag, ast.Constant)]
+            if name := next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_"):
+                yield name, {keyword.arg: keyword.value for keyword in node.keywords}
+
+
+def literal(node: ast.expr | None) -> Any:
+    """The value of a literal; None of any other expression."""
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+class _Assigned(ast.NodeTransformer):
+    """`x += 1` as `x = x + 1`."""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.Assign:
+        """The assignment that a statement with an operator is."""
+        read = ast.parse(ast.unparse(node.target), mode="eval").body
+        value = ast.BinOp(left=read, op=node.op, right=node.value)
+        made = ast.copy_location(ast.Assign(targets=[node.target], value=value), node)
+        return ast.fix_missing_locations(made)
+
+
 def parsed(path: str, text: str) -> ast.Module:
     """The syntax of a module.
 
@@ -175,7 +214,7 @@ def parsed(path: str, text: str) -> ast.Module:
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            return ast.parse(text)
+            return _Assigned().visit(ast.parse(text))  # type: ignore[no-any-return]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None

@@ -26,7 +26,7 @@ def put_fsdp(found: Figures, config: dict[str, Any], half: str) -> bool:
     if str(found.get("@fsdp_precision")).lower() == "full":  # composer/distributed/mosaic_parallelism.py
         keys.leave_out(found.figures["@fsdp_precision"], "parameters gathered in fp32 under autocast")
     if half != "fp32":
-        mixed = str(found.get("@fsdp_precision")).lower() in {"mixed", "default"}
+        mixed = str(found.get("@fsdp_precision")).lower() in {"mixed", "default", "float32"}
         options["reduce_dtype"] = "fp32" if mixed else half
     if (unit := keys.table.raw.get("whole_without")) and keys.get(unit) is None:
         options["wrap"] = "model"
@@ -35,7 +35,7 @@ def put_fsdp(found: Figures, config: dict[str, Any], half: str) -> bool:
     config["parallelism"]["fsdp"] = options
     if "offload" in word or found.on("@fsdp_offload"):
         config["performance"]["cpu_offload"] = {"params": True}
-    return "hybrid" in strategy or strategy in {"4", "5"}
+    return "hybrid" in strategy or strategy == "hsdp" or strategy in {"4", "5"}
 
 
 def _of_version_1(found: Figures) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping
-from steptime.launch.config_values import syntax_of
+from steptime.launch.config_values import constants_of, literal, syntax_of
 from steptime.launch.keys import GivenKey
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.program_setup import last_name, sets_up_adapters
@@ -24,23 +24,15 @@ class Argument(NamedTuple):
 
 
 _ENABLE = "gradient_checkpointing_enable"
-_OF_TRAINER = {
-    **{
-        name: name
-        for name in (
-            "bf16",
-            "fp16",
-            "gradient_checkpointing",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "deepspeed",
-            "fsdp",
-        )
-    },
-    "optim": "optim",
-    "max_seq_length": "max_seq_length",
-    "max_length": "max_seq_length",
-}
+_SAME = (
+    "bf16",
+    "fp16",
+    "gradient_checkpointing",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "deepspeed",
+)
+_OF_TRAINER = {name: name for name in (*_SAME, "fsdp", "optim", "max_seq_length")} | {"max_length": "max_seq_length"}
 PASSED: Mapping[str, Mapping[str, str]] = {
     "TrainingArguments": _OF_TRAINER,
     "SFTConfig": _OF_TRAINER,
@@ -114,13 +106,7 @@ def _model(tree: ast.Module) -> dict[str, Any]:
     >>> _model(ast.parse("NAME = 'a/b'\nm = AutoModelForCausalLM.from_pretrained(NAME, dtype='auto')"))
     {'model_name_or_path': 'a/b'}
     """
-    constants = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    constants = {name: node.value for name, node in constants_of(tree).items() if isinstance(node, ast.Constant)}
     loads = [
         node.args[0]
         for node in ast.walk(tree)
@@ -136,6 +122,7 @@ def _model(tree: ast.Module) -> dict[str, Any]:
 
 _STARTED = {
     "nemo": r"^(?:from|import) megatron\.bridge\b",
+    "olmo": r"^(?:from|import) olmo_core\b",
     "transformers": r"\b(?:(?:TrainingArguments|SFTConfig)\(|HfArgumentParser\([^)]*\bTrainingArguments\b)",
 }
 """Kind -> what a program over it contains."""
@@ -183,10 +170,7 @@ def _value(node: ast.expr) -> Any:
         return False
     if isinstance(node, ast.Call) and last_name(node.func) in {"is_bf16_supported", "is_bfloat16_supported"}:
         return True  # of every machine here
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return None
+    return literal(node)
 
 
 _COSTLY = {

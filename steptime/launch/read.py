@@ -205,8 +205,6 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     if not telling and _is_shell(path, text):  # which reports what it launches
         return kind_started(text, nearby) or "megatron"
     if not telling:
-        if re.search(r"(?m)^(?:from|import) olmo_core\b", text):
-            raise ConfigError(f"{path}: a program over OLMo-core, which is not read; write a plan with its settings")
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
 

@@ -28,6 +28,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
 from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles, is_readable
+from steptime.launch.olmo_core import program_of
 from steptime.launch.primus import read_primus
 from steptime.launch.program_calls import left_to_code
 from steptime.launch.program_setup import set_up_in
@@ -49,10 +50,11 @@ def read_trainer(
     Raises:
         ConfigError: one line per problem: no such file, keys that change cost and are not modeled, contradictory sizes.
     """
-    table = load_table(kind.replace("-", "_"))
     if kind == "primus":
         return read_primus(path, text, env, sets, nearby)
-    found = said_in(path, text, table, dict(env or {}), nearby)
+    program = program_of(path, text, dict(env or {}), sets, nearby) if kind == "olmo" else None
+    table = load_table("olmo_core" if program else kind.replace("-", "_"))
+    found = program or said_in(path, text, table, dict(env or {}), nearby)
     given = renamed_with(read_keys(plainly(found.keys, table), table), table, found.code)
     own = own_defaults(found, table, nearby)
     defaults = defaults_with(given, table) | own
@@ -186,13 +188,8 @@ class _Plan(Figures):
             self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=bf16"
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"} | self.masters()
         kept = self.on("@deepspeed") or self._sharded()
-        if (
-            (said := self.keys.table.raw.get("autocast"))
-            and not adapted(self)
-            and (bf16 or fp16)
-            and not kept
-            and weights in {"", "float32"}
-        ):
+        said = self.keys.table.raw.get("autocast") if weights in {"", "float32"} and not kept else None
+        if said and not adapted(self) and (bf16 or fp16):
             by = next(figure for figure in ("@bf16", "@fp16", "@half") if self.on(figure) or self.get(figure) == "auto")
             self.keys.approximate(self.figures[by], said)
             return half | dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
@@ -261,7 +258,8 @@ class _Plan(Figures):
             per_node = on_node(keys.sets)
         devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None) or self.sharers()
         axes = {name: size_of(self.get(name), 0) for name in _AXES if self.get(name) is not None}
-        product = prod(axes.values()) if axes and min(axes.values()) > 0 else None
+        whole = len(axes) > 1 or not keys.table.raw.get("one_degree_of_two")  # else the devices give the other one
+        product = prod(axes.values()) if axes and min(axes.values()) > 0 and whole else None
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
         (micro, steps), batch = self.shares(degrees), self.whole("@batch")
         micro = (self.whole("@micro_of_stage") if degrees["pp"] > 1 else None) or micro
@@ -277,6 +275,7 @@ class _Plan(Figures):
             if self.hybrid and dp > inside and dp % inside == 0:
                 layout["replicas"] = dp // inside
             replicas = prod(axes.get(name, 1) for name in ("@dp_replicate", "@dp_dcn"))
+            replicas = replicas if whole or "@dp_shard" not in axes else max(1, dp // axes["@dp_shard"])
             if (self._sharded() or product) and 1 < replicas <= dp:
                 layout["replicas"] = replicas
             self.tell_share(self.own_names, batch)

@@ -55,6 +55,11 @@ class Framework(NamedTuple):
         return " or ".join(self.context)
 
     @property
+    def only_swaps_heads(self) -> bool:
+        """Whether its context parallelism is an all-to-all around any attention: DeepSpeed's Ulysses."""
+        return self.context == ("a2a",)
+
+    @property
     def optimizer_words(self) -> str:
         """The modeled optimizers, in words."""
         return ", ".join(self.optimizers)

@@ -115,6 +115,17 @@ def test_a_file_and_words_over_a_programs_config(tmp_path: Path, how: str) -> No
     assert (plan["data"]["gbs"], plan["parallelism"]["tp"], plan["parallelism"]["dp"]) == (48, 2, 8)
 
 
+def test_words_of_a_script_that_have_no_value(tmp_path: Path) -> None:
+    """Hydra's + adds a key, its ~ takes one away; a folder without a value changes nothing."""
+    written(tmp_path, "run.py", MERGED.replace("str(DEFAULT)", "None") % WHOLE, devices=8)
+    script = "#!/bin/bash\ntorchrun --nproc_per_node 8 run.py checkpoint.save=$DIR ++train.global_batch_size=%s\n"
+    assert written(tmp_path, "run.sh", script % 24).config["data"]["gbs"] == 24
+    (line,) = asked(tmp_path, "run.sh", script % "$GBS")
+    assert line == "line 2: $GBS has no value; write GBS=... before the command"
+    (line,) = asked(tmp_path, "run.sh", script % "24 ~model.context_parallel_size")
+    assert line.startswith("~model.context_parallel_size is not read")
+
+
 def test_what_is_not_known_of_the_overrides_is_asked_for(tmp_path: Path) -> None:
     (line,) = asked(tmp_path, "run.py", MERGED % WHOLE)
     assert line.startswith("reads conf/short.yaml, which was not found")
@@ -141,3 +152,9 @@ def test_a_benchmark_that_is_chosen_by_model_devices_and_precision(tmp_path: Pat
     assert line.startswith("line 2: recipe own_8b_pretrain_16gpu_h100_fp8cs_config was not found")
     (line,) = asked(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED} --num_layers 4\n")
     assert line.startswith("line 2: --num_layers of setup_experiment.py is not read")
+
+
+def test_a_program_that_starts_no_config_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("from megatron.bridge import AutoBridge\n")
+    (line,) = asked(tmp_path, "run.sh", "#!/bin/bash\ntorchrun --nproc_per_node 2 run.py --size 3\n")
+    assert line == "line 2 launches run.py, which names no config; give the log that prints the job's config"

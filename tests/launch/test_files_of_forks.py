@@ -158,6 +158,18 @@ def test_megatron_deepspeed_at_stage_2(tmp_path: Path) -> None:
     reading = written(tmp_path, "run.sh", script)
     assert reading.config["parallelism"]["zero_level"] == 2
     assert to_job(reading, SETS).parallelism.dp == 4
+    (line,) = asked(tmp_path, "run.sh", script.replace("=2", "=3"))
+    assert line.startswith("--zero-stage 3: DeepSpeed's gathers of parameters (ZeRO stage 3) around Megatron's layers;")
+
+
+def test_unfused_attention_around_ulysses_is_deepspeeds_own(tmp_path: Path) -> None:
+    """deepspeed/sequence/layer.py runs any attention between its exchanges; Megatron-Core's refusal does not apply."""
+    ranks = "--deepspeed --zero-stage 1 --no-pipeline-parallel --ds-sequence-parallel-size 2"
+    script = f"deepspeed --num_gpus 4 pretrain_gpt.py {ranks} {GPT}\n"
+    (line,) = asked(tmp_path, "run.sh", script)
+    assert line.startswith(
+        "parallelism.cp: megatron-deepspeed exchanges tokens for heads (Ulysses) around unfused attention"
+    )
 
 
 def test_ds_ssh_counts_the_devices_of_the_job(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ ORDER = [
         "trainer_files",
         "zero_stage",
         "primus_torchtitan",
+        "olmo_core",
         "primus",
     ),
     "trainers",

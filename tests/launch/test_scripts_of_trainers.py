@@ -3,7 +3,6 @@
 import pytest
 from test_trainers_of_releases import job, problems
 
-from steptime.base.config import ConfigError
 from steptime.launch.read import kind_of
 
 
@@ -128,9 +127,8 @@ def test_a_command_of_maxtext_is_its_own(tmp_path, program):
     assert kind_of(str(tmp_path / "run.sh"), text) == "maxtext"
 
 
-def test_a_program_over_olmo_core_is_told_as_such():
-    with pytest.raises(ConfigError, match="a program over OLMo-core, which is not read; write a plan"):
-        kind_of("train.py", "from olmo_core.train import TrainerConfig\n")
+def test_a_program_over_olmo_core_is_of_its_table():
+    assert kind_of("train.py", "from olmo_core.train import TrainerConfig\n") == "olmo"
 
 
 def test_the_kind_of_a_model_under_swift_is_not_its_name(tmp_path):

@@ -299,3 +299,10 @@ def test_a_function_of_another_program_is_refused_before_its_model(returned, why
     with pytest.raises(ConfigError) as raised:
         read_torchtitan("config_registry.py:qwen3_run", text, {})
     assert str(raised.value) == f"config_registry.py:qwen3_run: {why}; not modeled"
+
+
+def test_a_length_that_a_function_raises():
+    """8,192 tokens, and 4,096 more."""
+    name = "torchtitan/config_registry.py"
+    reading = read_torchtitan(f"{name}:llama3_8b_grown", (DATA / name).read_text(), {}, SETS)
+    assert reading.config["data"]["seqlen"] == 12288

@@ -12,6 +12,7 @@ from steptime.launch.megatron.expert_layers import expert_degrees
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.performance_section import main_grad_dtype, optimizer_of, plain_dtype
 from steptime.launch.megatron.torch_fsdp import by_torch_fsdp, fsdp_section
+from steptime.launch.reading import LaunchFlag
 
 
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
@@ -165,6 +166,10 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     return {"layers_per_stage": [counts[i % pp] // vpp for i in range(chunks)]}
 
 
+_WHOLE = 3
+_STAGE_3 = "DeepSpeed's gathers of parameters (ZeRO stage 3) around Megatron's layers; stage 2 is counted"
+
+
 def _states(keys: JobKeys) -> dict[str, Any]:
     """How optimizer states are sharded, and the buckets of gradients."""
     if by_torch_fsdp(keys):
@@ -175,6 +180,9 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     if keys.on("deepspeed"):
         # DeepSpeed's BF16_Optimizer shards its states over data parallelism at stage 0 too (runtime/bf16_optimizer.py)
         level = max(int(keys.number("zero_stage")), int(keys.on("bf16")))
+        if level == _WHOLE:
+            keys.beside_flags.append(LaunchFlag(keys.name("zero_stage"), str(level), "unmodeled", _STAGE_3))
+            level -= 1
     section: dict[str, Any] = {"zero_level": level}
     if (copies := keys.whole("num_distributed_optimizer_instances") or 1) > 1:
         section["replicas"] = copies

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
-from steptime.launch.config_values import CLASS, dotted
+from steptime.launch.config_values import CLASS, constants_of, dotted, options_in
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.targets import simplify
 
@@ -63,20 +63,8 @@ def _files(node: ast.stmt) -> Iterator[str]:
 
 def _default_of(module: ast.Module, argument: str) -> str | None:
     """The default of an argument that names a file: the literal parts of its path, those of constants included."""
-    constants = {
-        target.id: node.value
-        for node in module.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and dotted(node.func)[-1:] == ["add_argument"]:
-            flags = [str(item.value).lstrip("-") for item in node.args if isinstance(item, ast.Constant)]
-            given = next((item.value for item in node.keywords if item.arg == "default"), None)
-            if argument in {flag.replace("-", "_") for flag in flags} and given is not None:
-                return "/".join(_literals(given, constants)) or None
-    return None
+    given = next((said.get("default") for name, said in options_in(module) if name == argument), None)
+    return None if given is None else "/".join(_literals(given, constants_of(module))) or None
 
 
 def _literals(node: ast.expr, constants: Mapping[str, ast.expr], depth: int = 5) -> list[str]:

@@ -7,26 +7,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.launch.config_values import dotted, syntax_of
+from steptime.launch.config_values import dotted, options_in, syntax_of
 from steptime.launch.nemo.bridge_overrides import Overrides, overrides_in
-from steptime.launch.nemo.nemo_programs import FUNCTION, arguments_of, main_parts, on_which, sets_part
+from steptime.launch.nemo.nemo_programs import arguments_of, main_parts, on_which, sets_part, with_function
 
 _STARTS = {"pretrain", "finetune"}
 """src/megatron/bridge/training/pretrain.py and finetune.py."""
 _READS = {
-    "print",
-    "len",
-    "str",
-    "repr",
-    "hasattr",
-    "getattr",
-    "isinstance",
-    "info",
-    "debug",
-    "warning",
-    "to_yaml",
-    "print_yaml",
-}
+    "print", "len", "str", "repr", "hasattr", "getattr", "isinstance", "info", "debug", "warning", "to_yaml", "print_yaml",
+}  # fmt: skip
 """Calls that change no config."""
 _SECTION = 2
 """Names in the path of a section: `config.model`."""
@@ -68,11 +57,9 @@ def as_bridge_program(path: str, text: str, said: Mapping[str, Any]) -> BridgePr
         if overrides and (late := next((part for part in kept if part.lineno > overrides.line), None)):
             what = f"{path}: line {late.lineno} sets the config after what is put over it"
             raise ConfigError(f"{what}; give the log that prints the job's config")
-        known = arguments_of(module)
-        given = known | {key: value for key, value in said.items() if key in known}
-        inside = [f"args = {given!r}", *map(ast.unparse, kept), f"return {name}"]
-        lines = "\n".join(f"    {line}" for part in inside for line in part.splitlines())
-        return BridgeProgram(f"{text}\n\ndef {FUNCTION}():\n{lines}", overrides)
+        options = {option for option, _ in options_in(module)}
+        given = arguments_of(module) | {key: value for key, value in said.items() if key in options}
+        return BridgeProgram(with_function(text, given, kept, name), overrides)
     return None
 
 

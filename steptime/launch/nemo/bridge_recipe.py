@@ -33,7 +33,8 @@ from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.nemo.train_calls import read_train_call
 from steptime.launch.reading import LaunchFlag, Reading, Sets
-from steptime.launch.shell.processes import flags_of
+from steptime.launch.shell.blank_words import blanks
+from steptime.launch.shell.processes import Word, flags_of
 
 _FP8: tuple[dict[str, Any], ...] = (
     {"fp8": "hybrid", "fp8_recipe": "delayed"},
@@ -79,7 +80,7 @@ def read_recipe(
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
         if not function and "-> ConfigContainer" not in text:
-            reading = read_program(path, file, text, flags_of([*words]), sets, nearby or NearbyFiles())
+            reading = read_program(path, file, text, [Word(word, 0) for word in words], sets, nearby or NearbyFiles())
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
@@ -108,22 +109,21 @@ def read_recipe(
 
 
 def read_program(
-    path: str,
-    file: str,
-    text: str,
-    flags: Iterable[tuple[str, Any]],
-    sets: Sets,
-    nearby: NearbyFiles,
-    devices: int | None = None,
+    path: str, file: str, text: str, words: Iterable[Word], sets: Sets, nearby: NearbyFiles, devices: int | None = None
 ) -> Reading | None:
-    """A program that starts with a config, with the arguments that it is given; None where it starts with none.
+    """A program that starts with a config, with the words that it is given; None where it starts with none.
 
     Raises:
-        ConfigError: one line per problem.
+        ConfigError: one line per problem: also a word without a value, or one that takes a setting away (hydra's ~).
     """
-    said = dict(flags)
+    words = [word._replace(text=word.text.lstrip("+")) for word in words]
+    said = dict(flags_of([word.text for word in words]))
     if (program := as_bridge_program(file, text, said)) is None:
         return None
+    if blank := blanks(path, words, load_table("megatron_bridge")):
+        raise ConfigError(blank)
+    if away := next((word.text for word in words if word.text.startswith("~")), ""):
+        raise ConfigError(f"{path}: {away} is not read; {GIVE_LOG}")
     name, tree = read_function(file, program.text, FUNCTION, "ConfigContainer", BASES, nearby)
     if program.overrides is not None:
         put_overrides(tree, program.overrides, said, path, nearby)
@@ -152,24 +152,25 @@ def _by_target(node: Any) -> Any:
 
 
 @cache
-def _recipe_table() -> dict[str, Any]:
+def recipe_table() -> dict[str, Any]:
+    """The table of the framework's recipes, and of the programs that start one."""
     return parse_mapping(*read_source(FOLDER / "megatron_bridge_recipes.yaml"))
 
 
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
     """What the framework's own recipes set, by the name of their function."""
-    names = _recipe_table()["names"]
+    names = recipe_table()["names"]
     return {
         name: _kernels(name, "families", "recipes_of") | {names[key]: value for key, value in own.items()}
-        for name, own in _recipe_table()["recipes"].items()
+        for name, own in recipe_table()["recipes"].items()
     }
 
 
 def _kernels(model: str, *sections: str) -> dict[str, Any]:
     """Fusions of the framework's provider of a model's repository, and of its recipes, by the beginning of the model's name."""
-    found = dict(_recipe_table()["all"])
-    for family, kernels in (item for section in sections for item in _recipe_table()[section].items()):
+    found = dict(recipe_table()["all"])
+    for family, kernels in (item for section in sections for item in recipe_table()[section].items()):
         found |= kernels if model.startswith(family) else {}
     return found
 

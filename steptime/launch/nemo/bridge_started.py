@@ -13,80 +13,13 @@ from steptime.launch.config_functions import read_function
 from steptime.launch.config_values import CLASS
 from steptime.launch.devices import stated
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
-from steptime.launch.nemo.bridge_recipe import BASES, GIVE_LOG, bridge_reading, recipes
+from steptime.launch.nemo.bridge_recipe import BASES, GIVE_LOG, bridge_reading, recipe_table, recipes
 from steptime.launch.reading import Reading, Sets
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
 
 STARTERS = ("run_recipe.py", "setup_experiment.py", "run_script.py", "bootstrap.py")
 """Programs of scripts/training and scripts/performance that start a recipe by name."""
-_OPTIONS = {
-    "global_batch_size": "train.global_batch_size", "gb": "train.global_batch_size",
-    "micro_batch_size": "train.micro_batch_size", "mb": "train.micro_batch_size",
-    "seq_length": "dataset.seq_length", "sl": "dataset.seq_length",
-    "tensor_model_parallel_size": "model.tensor_model_parallel_size", "tp": "model.tensor_model_parallel_size",
-    "pipeline_model_parallel_size": "model.pipeline_model_parallel_size", "pp": "model.pipeline_model_parallel_size",
-    "context_parallel_size": "model.context_parallel_size", "cp": "model.context_parallel_size",
-    "virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
-    "vp": "model.virtual_pipeline_model_parallel_size",
-    "expert_model_parallel_size": "model.expert_model_parallel_size", "ep": "model.expert_model_parallel_size",
-    "expert_tensor_parallel_size": "model.expert_tensor_parallel_size", "etp": "model.expert_tensor_parallel_size",
-}  # fmt: skip
-"""Options of run_recipe.py -> the setting that each is (Megatron-Bridge scripts/training/run_recipe.py@0bc1089f)."""
-_COSTLESS = {
-    *("dataset", "step_func", "max_steps", "ms", "lr", "min_lr", "warmup_iters", "pretrained_checkpoint", "save_dir"),
-    *("load_dir", "save_interval", "dry_run", "deterministic", "dump_env"),
-}
-"""Its options without a cost."""
-_SELECTORS = {
-    "mr": "model_recipe_name", "g": "gpu", "ng": "num_gpus", "c": "compute_dtype", "cv": "config_variant", "gn": "gpus_per_node",
-}  # fmt: skip
-"""Short options of scripts/performance/argument_parser.py@a9497c6b that choose a recipe."""
-_SUBMITTED = {
-    *(
-        "account",
-        "a",
-        "partition",
-        "p",
-        "time_limit",
-        "t",
-        "time",
-        "container_image",
-        "i",
-        "container",
-        "custom_mounts",
-        "cm",
-    ),
-    *(
-        "mount",
-        "custom_env_vars",
-        "ce",
-        "env",
-        "log_dir",
-        "hf_token",
-        "hf",
-        "detach",
-        "dryrun",
-        "d",
-        "max_retries",
-        "nemo_home",
-    ),
-    *(
-        "nh",
-        "offline",
-        "wait",
-        "experiment_name",
-        "model_family_name",
-        "m",
-        "data",
-        "enable_nsys",
-        "en",
-        "wandb_key",
-        "wdk",
-    ),
-    *("wandb_project_name", "wdp", "wandb_entity_name", "wde", "wandb_experiment_name", "wdj"),
-}
-"""Options of the launchers that submit and do not change the job."""
 
 
 def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Reading:
@@ -97,18 +30,20 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     Raises:
         ConfigError: it is not known, or is changed by an option that is not read.
     """
+    table = recipe_table()["started"]
+    options = {name: setting for setting, names in table["options"].items() for name in names}
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     program = script.program.rpartition("/")[2]
     devices = stated(script, sets)
     if program != STARTERS[0]:
-        said = {_SELECTORS.get(key, key): value for key, value in said.items()}
+        said = {table["selectors"].get(key, key): value for key, value in said.items()}
         each, nodes = _count(said.pop("gpus_per_node", None)), _count(said.pop("nodes", None))
         devices = devices or _count(said.get("num_gpus")) or (nodes * each if nodes and each else None)
     name = str(said.pop("recipe", "")) or _chosen(said)
-    costless = _COSTLESS | (set[str]() if program == STARTERS[0] else _SUBMITTED)
+    costless = {*table["without_cost"], *(table["submitting"] if program != STARTERS[0] else ())}
     said = {key: value for key, value in said.items() if key not in costless and value not in (None, "None", False)}
     said.pop("mode" if said.get("mode") in {"pretrain", "sft", "finetune"} else "", None)
-    if other := [key for key in said if "." not in key and key not in _OPTIONS]:
+    if other := [key for key in said if "." not in key and key not in options]:
         raise ConfigError(f"{path}: line {script.line}: --{min(other)} of {program} is not read; {GIVE_LOG}")
     texts = ((file, read_nearby(file)) for file in _modules(nearby) if is_readable(file))
     file, text = next(
@@ -120,7 +55,7 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     if file is not None:
         tree = read_function(str(file), text, name, "ConfigContainer", BASES, NearbyFiles(file.parent))[1]
     for key, value in said.items():
-        put(tree, _OPTIONS.get(key, key), value)
+        put(tree, options.get(key, key), value)
     return bridge_reading(path, (name, tree), sets, devices)
 
 

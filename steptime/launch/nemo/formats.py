@@ -100,9 +100,9 @@ def _started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Read
     text = nearby.text(script.program) or "" if script.program.endswith(".py") else ""
     if "megatron.bridge" not in text:
         return None
-    flags, file = flags_of([word.text for word in script.arguments]), nearby.path(script.program)
+    file = nearby.path(script.program)
     return read_program(
-        path, script.program, text, flags, sets, NearbyFiles(file and file.parent), stated(script, sets)
+        path, script.program, text, script.arguments, sets, NearbyFiles(file and file.parent), stated(script, sets)
     )
 
 
@@ -119,6 +119,9 @@ def _of_script(path: str, script: Script, nearby: NearbyFiles | None) -> tuple[d
     else:
         usual = _USUAL.get(posixpath.basename(script.program), "")
         own = str(said.pop("config_name", usual)).removesuffix(".yaml")
+        if not own:
+            what = f"line {script.line} launches {script.program}, which names no config"
+            raise ConfigError(f"{path}: {what}; give the log that prints the job's config")
         name = f"{said.pop('config_path', 'conf')}/{own}.yaml"
     blank = _blank(path, script)
     try:

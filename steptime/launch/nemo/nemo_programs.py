@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
-from steptime.launch.config_values import dotted, syntax_of
+from steptime.launch.config_values import dotted, literal, options_in, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.reading import Sets
 from steptime.launch.vocabulary import entries_of
@@ -36,16 +36,19 @@ def as_function(path: str, text: str) -> str:
             if other := next((node for node in body if node not in kept and sets_part(name, node)), None):
                 what = "sets the recipe in a way that is not read"
                 raise ConfigError(f"{path}: line {other.lineno} {what}; give the log that prints the job's config")
-            lines = [ast.unparse(node) for node in kept]
-            inside = [f"args = {arguments_of(module)!r}", *lines, f"return {name}"]
-            return f"{text}\n\ndef {FUNCTION}():\n" + "\n".join(
-                f"    {line}" for part in inside for line in part.splitlines()
-            )
+            return with_function(text, arguments_of(module), kept, name)
     if ".finetune_recipe" in text:
         raise ConfigError(
             f"{path}: a fine-tuning recipe of NeMo is not known; give the log that prints the job's config"
         )
     return ""
+
+
+def with_function(text: str, arguments: Mapping[str, Any], kept: Iterable[ast.stmt], returned: str) -> str:
+    """A program with one function more: statements of its main part with its arguments, and what it returns."""
+    inside = [f"args = {arguments!r}", *map(ast.unparse, kept), f"return {returned}"]
+    lines = "\n".join(f"    {line}" for part in inside for line in part.splitlines())
+    return f"{text}\n\ndef {FUNCTION}():\n{lines}"
 
 
 def main_parts(module: ast.Module) -> Iterator[list[ast.stmt]]:
@@ -103,19 +106,15 @@ def _each(targets: list[ast.expr]) -> list[ast.expr]:
 def arguments_of(module: ast.Module) -> dict[str, Any]:
     """Argument -> its literal default; None without one, unless it is required."""
     found: dict[str, Any] = {}
-    for node in ast.walk(module):
-        if not (isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument" and node.args):
-            continue
-        said = {keyword.arg: keyword.value for keyword in node.keywords}
-        flags = [flag.value for flag in node.args if isinstance(flag, ast.Constant) and isinstance(flag.value, str)]
-        name = next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_")
-        default = said.get("default", ast.Constant(value=None))
-        action = said.get("action")
-        if isinstance(action, ast.Constant) and action.value in _SWITCHES:
-            default = said.get("default", ast.Constant(value=not _SWITCHES[action.value]))
-        elif action is not None:
-            continue
-        if name and "required" not in said and isinstance(default, ast.Constant):
+    for name, said in options_in(module):
+        action = literal(said.get("action"))
+        usual = ast.Constant(not _SWITCHES[action] if action in _SWITCHES else None)
+        default = said.get("default", usual)
+        if (
+            (action in _SWITCHES or "action" not in said)
+            and "required" not in said
+            and isinstance(default, ast.Constant)
+        ):
             found[name] = default.value
     return found
 

@@ -10,7 +10,7 @@ from steptime.launch.config_functions import read_function
 from steptime.launch.config_values import CLASS, Computed, dotted, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.nemo.nemo_programs import FUNCTION, arguments_of, main_parts, on_which, sets_part
+from steptime.launch.nemo.nemo_programs import FUNCTION, arguments_of, main_parts, on_which, sets_part, with_function
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.own_classes import with_own_class
 from steptime.launch.nemo.targets import CLASS as TARGET
@@ -65,9 +65,7 @@ def as_train_call(path: str, text: str) -> str:
             what = "sets the job in a way that is not read"
             raise ConfigError(f"{path}: line {other.lineno} {what}; give the log that prints the job's config")
         said = ", ".join(f"{key}={ast.unparse(value)}" for key, value in given.items())
-        inside = [f"args = {arguments_of(module)!r}", *map(ast.unparse, kept), f"return run.Partial(llm.train, {said})"]
-        lines = "\n".join(f"    {line}" for part in inside for line in part.splitlines())
-        return f"{text}\n\ndef {FUNCTION}():\n{lines}"
+        return with_function(text, arguments_of(module), kept, f"run.Partial(llm.train, {said})")
     return ""
 
 
