@@ -34,6 +34,7 @@ from steptime.launch.program_setup import of_preferences, other_training
 from steptime.launch.script_devices import devices_of
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
+from steptime.launch.trl_defaults import of_trl
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -120,6 +121,7 @@ def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str
         code = re.sub(r"#.*", "", beside.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
+    named = of_trl(said.code, beside) | named
     known = {spelled(name, table) for name in said.keys} | named.keys()
     named |= of_program(said.code, said.defaults, known)
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}

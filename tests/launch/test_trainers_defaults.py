@@ -1,7 +1,9 @@
 """Settings that a trainer's config leaves to the defaults of its framework, and of the release in its checkout."""
 
 import pytest
-from launch_readings import job
+from launch_readings import HARDWARE, job
+
+from steptime.launch.read import read
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 AXOLOTL = f"base_model: {LLAMA}\ndatasets:\n  - path: data\n    type: alpaca\n"
@@ -44,3 +46,35 @@ def test_llama_factorys_length_is_that_of_its_checkout(tmp_path):
     )
     assert job(config, "a.yaml", FACTORY).data.seqlen == 1024
     assert job(config, "a.yaml", f"{FACTORY}cutoff_len: 512\n").data.seqlen == 512
+
+
+PROGRAM = "arguments = SFTConfig(max_length=1024, per_device_train_batch_size=2)\nSFTTrainer(model, args=arguments)\n"
+PRECISION = "performance.precision"
+RECOMPUTE = "performance.activation_checkpointing_type"
+
+
+@pytest.mark.parametrize(
+    ("pin", "changed", "asked", "settings"),
+    [
+        ("transformers", ("", ""), {PRECISION, RECOMPUTE}, (None, None)),
+        ("trl>=0.9", ("", ""), {PRECISION, RECOMPUTE}, (None, None)),
+        ("trl==0.21.0", ("", ""), set(), ("bf16", "full")),
+        ("trl==0.19.1", ("", ""), set(), ("fp32", None)),
+        ("trl<0.20", ("", ""), set(), ("fp32", None)),
+        ("trl", ("args=", "tokenizer=t, args="), set(), ("fp32", None)),
+        ("trl", ("max_length", "max_seq_length"), set(), ("fp32", None)),
+        ("trl", ("max_length", "fp16=True, max_length"), {RECOMPUTE}, ("fp16", None)),
+        ("trl", ("max_length", "bf16=True, gradient_checkpointing=True, max_length"), set(), ("bf16", "full")),
+    ],
+)
+def test_what_a_program_leaves_to_sftconfig(tmp_path, pin, changed, asked, settings):
+    """huggingface/trl 3510 and 3629: bf16 and gradient checkpointing on since 0.20, where neither is said; 0.16 took SFTTrainer's
+    tokenizer away, 0.20 SFTConfig's max_seq_length.
+    """
+    files = {"run.sh": f"torchrun --nproc_per_node 8 sft.py --model_name_or_path {LLAMA}\n", "requirements.txt": pin}
+    for name, text in (files | {"sft.py": PROGRAM.replace(*changed)}).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = read("auto", str(tmp_path / "run.sh"), HARDWARE)
+    assert set(found.left_open) == asked
+    performance = found.config["performance"]
+    assert (performance.get("precision"), performance.get("activation_checkpointing_type")) == settings
