@@ -19,6 +19,7 @@ _PLAN_KEYS = {
     "parallelism.dp": ("dp_dcn", "dp_dcn_shard", "dp_shard"),
     "parallelism.fsdp": ("fsdp", "fsdp_strategy", "fsdp_version"),
     "parallelism.fsdp.backward_prefetch": ("fsdp_prefetch",),
+    "parallelism.fsdp.wrap": ("fsdp_least", "fsdp_policy"),
     "parallelism.fsdp.no_sync": ("sync_each_batch",),
     "parallelism.fsdp.original_params": ("fsdp_original_params",),
     "parallelism.layers_per_stage": ("chunks_rounded", "layers_per_chunk"),

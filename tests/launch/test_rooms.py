@@ -17,6 +17,7 @@ ORDER = [
         "figures",
         "fsdp_options",
         "adapters",
+        "half_precision",
         "config_values",
         "program_defaults",
         "call_arguments",
@@ -35,6 +36,7 @@ ORDER = [
     *(
         "program_setup",
         "program_calls",
+        "trl_defaults",
         "config_sections",
         "script_devices",
         "trainer_files",

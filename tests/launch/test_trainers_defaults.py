@@ -78,3 +78,35 @@ def test_what_a_program_leaves_to_sftconfig(tmp_path, pin, changed, asked, setti
     assert set(found.left_open) == asked
     performance = found.config["performance"]
     assert (performance.get("precision"), performance.get("activation_checkpointing_type")) == settings
+
+
+@pytest.mark.parametrize(
+    ("words", "unit", "ahead"),
+    [
+        ("full_shard", "model", 0),
+        ("full_shard auto_wrap", "block", 0),
+        ("full_shard auto_wrap --fsdp_min_num_params 2000", "block", 0),
+        ("full_shard auto_wrap --fsdp_backward_prefetch backward_pre", "block", 1),
+        ("full_shard --fsdp_backward_prefetch backward_post", "model", 1),
+    ],
+)
+def test_fsdp_of_the_trainer_wraps_and_gathers_ahead_only_where_it_is_said(tmp_path, words, unit, ahead):
+    """transformers training_args.py: no AUTO_WRAP_POLICY without auto_wrap, and backward_prefetch NO_PREFETCH; accelerate
+    utils/dataclasses.py: NO_WRAP, the whole model as one unit, for the first of them.
+    """
+    first, _, rest = words.partition(" --")
+    script = f"torchrun --nproc_per_node 8 train.py --model_name_or_path {LLAMA} --bf16 True --model_max_length 2048"
+    found = job(tmp_path, "run.sh", f'{script} --fsdp "{first}"{" --" if rest else ""}{rest}\n').parallelism.fsdp
+    assert (found.wrap, found.prefetch) == (unit, ahead)
+
+
+@pytest.mark.parametrize(
+    ("policy", "unit"),
+    [("", "model"), ("NO_WRAP", "model"), ("TRANSFORMER_BASED_WRAP", "block"), ("SIZE_BASED_WRAP", "block")],
+)
+def test_a_config_of_accelerate_without_a_policy_wraps_the_whole_model(tmp_path, policy, unit):
+    """accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin: FSDP_AUTO_WRAP_POLICY is NO_WRAP where nothing is said."""
+    said = f"  fsdp_auto_wrap_policy: {policy}\n" if policy else ""
+    text = f"distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n{said}"
+    found = job(tmp_path, "acc.yaml", text, model="llama3-8b", data__seqlen=2048)
+    assert found.parallelism.fsdp.wrap == unit
