@@ -123,7 +123,7 @@ def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str
         named |= {half[1]: True} if half else {}
     named = of_trl(said.code, beside) | named
     known = {spelled(name, table) for name in said.keys} | named.keys()
-    named |= of_program(said.code, said.defaults, known)
+    named |= of_program(said.code, said.defaults, known, said.keys)
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 

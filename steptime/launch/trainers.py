@@ -65,7 +65,7 @@ def read_trainer(
         keys.left_open["parallelism.zero_level"] = why
     said = {*(item.key for item in given), *found.keys}
     keys.left_open |= of_unknown_trl(found.code, found.program, beside, {*said, *own, *passed_in(found.code)})
-    keys.left_open |= left_to_code(found.code, found.program, found.defaults, said)
+    keys.left_open |= left_to_code(found.code, found.program, found.defaults, said, found.keys)
     for why in set_up_in(found.code, said, set(own)):
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, beside).reading()

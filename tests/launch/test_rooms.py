@@ -35,6 +35,7 @@ ORDER = [
     "torchtitan",
     *(
         "program_setup",
+        "program_values",
         "program_calls",
         "trl_defaults",
         "config_sections",
