@@ -92,8 +92,12 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     }
 
 
+_BOTH = re.compile(r"(?:\w+\.)?max_source_length \+ (?:\w+\.)?max_target_length(?: \+ 1)?")
+"""The length of a prompt with its answer, to which some programs pad (shibing624/MedicalGPT, THUDM/ChatGLM-6B ptuning)."""
+
+
 def _cut_to(tree: ast.Module) -> dict[str, Any]:
-    """The one length to which a program's tokenizer cuts sequences.
+    """The one length to which a program's tokenizer cuts sequences, or that of a prompt with its answer.
 
     >>> _cut_to(ast.parse("tokens = tokenizer(text, truncation=True, max_length=cutoff_len)"))
     {'max_seq_length': Argument(name='cutoff_len')}
@@ -102,7 +106,9 @@ def _cut_to(tree: ast.Module) -> dict[str, Any]:
     said = [{keyword.arg: value_of(keyword.value) for keyword in call.keywords} for call in calls]
     lengths = [words["max_length"] for words in said if words.get("truncation") is True and "max_length" in words]
     same = lengths and lengths[0] is not None and all(length == lengths[0] for length in lengths)
-    return {"max_seq_length": lengths[0]} if same else {}
+    if same or not (both := _BOTH.search(ast.unparse(tree))):
+        return {"max_seq_length": lengths[0]} if same else {}
+    return {"max_seq_length": Expression(both[0])}
 
 
 def _model(tree: ast.Module) -> dict[str, Any]:
@@ -137,7 +143,8 @@ def starts_trainer(text: str, beside: Beside | None) -> bool:
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
     started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
     named = [found[0] for line in started if (found := re.search(program, line))]
-    named += re.findall(rf"^\s*(?:export\s+)?\w+=[\"']?({program})", text, re.MULTILINE)  # in a variable that is run
+    in_variable = r"^\s*(?:export\s+)?\w+=[\"']?(?:\$\{?\w+\}?/)?([\w./-]+\.py)\b"
+    named += re.findall(in_variable, text, re.MULTILINE)  # that is run
     texts = (beside.text(name) or "" for name in named) if beside is not None else ()
     return any(
         re.search(r"\b(?:(?:TrainingArguments|SFTConfig)\(|HfArgumentParser\([^)]*\bTrainingArguments\b)", code)

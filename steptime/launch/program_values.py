@@ -97,6 +97,8 @@ def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
             if bool(found := _result(part, given)) is wanted:
                 return found
         return _result(node.values[-1], given)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _result(node.left, given) + _result(node.right, given)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return not _result(node.operand, given)
     if isinstance(node, ast.IfExp):

@@ -40,6 +40,7 @@ def test_a_program_behind_a_continued_line_is_found(tmp_path: Path) -> None:
     beside = Beside(tmp_path)
     assert starts_trainer("torchrun --nproc_per_node 8 \\\n  --nnodes 2 \\\n  train.py --bf16\n", beside)
     assert starts_trainer('RUN="./train.py --bf16"\nsrun bash -c "deepspeed $RUN"\n', beside)
+    assert starts_trainer('PY="${ROOT}/train.py"\ntorchrun "${PY}" --bf16\n', beside)
     assert not starts_trainer("# torchrun train.py\necho train.py\n", beside)
 
 

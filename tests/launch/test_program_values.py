@@ -26,7 +26,9 @@ CHOICES = """\
     ("flags", "precision", "optimizer"),
     [("", "fp16", None), (" --bf16", "bf16", None), (" --bf16 --eight_bits", "bf16", "adamw_8bit")],
 )
-def test_a_choice_by_the_programs_own_switches(tmp_path: Path, flags: str, precision: str, optimizer: str | None) -> None:
+def test_a_choice_by_the_programs_own_switches(
+    tmp_path: Path, flags: str, precision: str, optimizer: str | None
+) -> None:
     """A switch of argparse is false unless it is given; the names of a function's own constants are those constants."""
     script = f"{COMMAND} --per_device_train_batch_size 1{flags}"
     job = to_job(reading(tmp_path, script, train_py=CHOICES), SETS)
@@ -74,3 +76,14 @@ def test_an_optimizer_that_only_a_run_tells_is_asked_for(tmp_path: Path, optimiz
     program = f"arguments = TrainingArguments(bf16=True, optim={optimizer})\n"
     found = reading(tmp_path, f"{COMMAND} --per_device_train_batch_size 1", train_py=program)
     assert set(found.left_open) == {"performance.optimizer"}
+
+
+def test_the_length_of_a_prompt_with_its_answer(tmp_path: Path) -> None:
+    """shibing624/MedicalGPT supervised_finetuning.py: full_max_length = 256 + 128, the default of the second."""
+    fields = ("max_source_length: int = field(default=512)", "max_target_length: int = field(default=128)")
+    program = "class Data:\n    " + "\n    ".join(fields)
+    program += "\n\ndef main(args):\n    full = args.max_source_length + args.max_target_length\n"
+    script = COMMAND.replace(
+        "--max_seq_length 2048", "--max_source_length 256 --bf16 True --per_device_train_batch_size 1"
+    )
+    assert to_job(reading(tmp_path, script, train_py=program), SETS).data.seqlen == 384
