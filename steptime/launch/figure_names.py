@@ -11,7 +11,7 @@ _PLAN_KEYS = {
     "data.microbatch_sz": "micro micro_of_stage device_batch", "parallelism": "deepspeed distributed",
     "parallelism.dp": "dp_dcn dp_dcn_shard dp_shard", "parallelism.fsdp": "fsdp fsdp_strategy fsdp_version",
     "parallelism.fsdp.backward_prefetch": "fsdp_prefetch", "parallelism.fsdp.no_sync": "sync_each_batch",
-    "parallelism.fsdp.original_params": "fsdp_original_params",
+    "parallelism.fsdp.original_params": "fsdp_original_params", "parallelism.fsdp.wrap": "fsdp_least fsdp_policy",
     "parallelism.layers_per_stage": "chunks_rounded layers_per_chunk", "parallelism.replicas": "dp_replicate",
     "performance.attention_impl": "attention flash", "performance.attention_backend": "backend_attention",
     "performance.compile": "backend_compile compile compile_backend dynamo",

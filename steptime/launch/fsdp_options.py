@@ -28,8 +28,9 @@ def put_fsdp(found: Figures, config: dict[str, Any], half: str) -> bool:
     if half != "fp32":
         mixed = str(found.get("@fsdp_precision")).lower() in {"mixed", "default", "float32"}
         options["reduce_dtype"] = "fp32" if mixed else half
-    if (unit := keys.table.raw.get("whole_without")) and keys.get(unit) is None:
-        options["wrap"] = "model"
+    if ((unit := keys.table.raw.get("whole_without")) and keys.get(unit) is None) or _unwrapped(found, word):
+        options["wrap"] = "model"  # and no next unit to gather
+        options.pop("backward_prefetch", None)
     if found.on("@sync_each_batch"):
         options["no_sync"] = False
     config["parallelism"]["fsdp"] = options
@@ -38,13 +39,32 @@ def put_fsdp(found: Figures, config: dict[str, Any], half: str) -> bool:
     return "hybrid" in strategy or strategy == "hsdp" or strategy in {"4", "5"}
 
 
-def _of_version_1(found: Figures) -> dict[str, Any]:
-    """When backward gathers, and whether parameters are kept apart; what is not said stays open.
+def _unwrapped(found: Figures, word: str) -> bool:
+    """Whether the whole model is one unit: the policy NO_WRAP, accelerate's where none is said, as by fsdp without auto_wrap.
 
-    Source: accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin (backward_prefetch, use_orig_params).
+    Source: accelerate utils/dataclasses.py, auto_wrap_policy; transformers training_args.py, FSDPOption.AUTO_WRAP.
+    """
+    policy = str(found.get("@fsdp_policy") or "").lower()
+    by_size = found.get("@fsdp_least") not in (None, 0, "0")
+    if policy == "size_based_wrap" or (by_size and not policy):
+        found.keys.approximate(
+            found.figures["@fsdp_policy" if policy else "@fsdp_least"], "units by size: blocks are counted"
+        )
+        return False
+    alone = found.backend() == "@fsdp" or re.search("full_shard|shard_grad_op|hybrid_shard", word)
+    unsaid = found.keys.table.raw.get("accelerates") and alone and "auto_wrap" not in word and not policy
+    return "no_wrap" in policy or bool(unsaid)
+
+
+def _of_version_1(found: Figures) -> dict[str, Any]:
+    """When backward gathers, and whether parameters are kept apart; what is not said stays open but for accelerate.
+
+    Source: accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin (backward_prefetch: NO_PREFETCH where nothing is said,
+    as in transformers training_args.py; use_orig_params).
     """
     word = str(found.get("@fsdp_prefetch") or "").lower()
     early: dict[str, Any] = {"backward_prefetch": "post"} if word == "backward_post" else {}
-    none = {"prefetch": 0} if word in {"no_prefetch", "none"} else {}
+    unsaid = not word and found.keys.table.raw.get("accelerates")
+    none = {"prefetch": 0} if unsaid or word in {"no_prefetch", "none"} else {}
     flat = str(found.get("@fsdp_original_params")).lower() == "false"
     return early | none | ({"original_params": False} if flat else {})

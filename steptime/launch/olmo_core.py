@@ -13,11 +13,11 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
-from steptime.launch.beside import Beside
 from steptime.launch.config_functions import CALLED, read_function
 from steptime.launch.config_values import CLASS, Computed, ends, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, flatten, load_table, rule_of, spelled
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import Sets
 from steptime.launch.shell.blank_words import blanks
 from steptime.launch.shell.processes import flags_of
@@ -34,7 +34,7 @@ _ENTRIES = "model.embedding_size"
 _LENGTH = "max_sequence_length"
 
 
-def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, beside: Beside | None) -> Said | None:
+def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby: NearbyFiles | None) -> Said | None:
     """What a program over OLMo-core says, alone or with the words of the script that starts it; None of other files.
 
     Raises:
@@ -44,8 +44,8 @@ def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, beside:
     if not path.endswith(".py"):
         if path.endswith((".yaml", ".yml", ".json")):
             return None
-        script = read_script(text, path, dict(env), beside)
-        name, text = script.program, (beside.text(script.program) or "") if beside is not None else ""
+        script = read_script(text, path, dict(env), nearby)
+        name, text = script.program, (nearby.text(script.program) or "") if nearby is not None else ""
         words = [word.text for word in script.arguments]
     if "olmo_core" not in text:
         return None

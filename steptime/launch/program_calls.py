@@ -5,22 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from steptime.base.document import parse_mapping
-from steptime.launch.config_values import constants_of, literal, syntax_of
+from steptime.launch.config_values import constants_of, syntax_of
 from steptime.launch.keys import GivenKey
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.program_setup import last_name, sets_up_adapters
+from steptime.launch.program_values import Argument, Expression, name_of, solved, value_of
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
 """Options of custom programs that name a file of LoRA's settings."""
-
-
-class Argument(NamedTuple):
-    """A value that a program takes from one of its own arguments."""
-
-    name: str
 
 
 _ENABLE = "gradient_checkpointing_enable"
@@ -60,44 +55,52 @@ def passed_in(code: str) -> dict[str, Any]:
             continue
         names = PASSED.get(getattr(node.func, "attr", getattr(node.func, "id", "")), {})
         for keyword in node.keywords:
-            if (key := names.get(keyword.arg or "")) is not None:
-                value = _value(keyword.value)
+            unset = isinstance(keyword.value, ast.Constant) and keyword.value.value is None
+            if (key := names.get(keyword.arg or "")) is not None and not unset:
+                value = value_of(keyword.value)
                 value = constants.get(value.name, value) if isinstance(keyword.value, ast.Name) else value
                 found[key] = value if found.get(key, value) == value else None
     return _checkpointing(tree) | _model(tree) | _cut_to(tree) | found
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    r"""The literals to which a module sets a name once, and nothing else in it does.
+    r"""The literals to which a module, or a function, sets a name once and in any case, and nothing else does.
 
-    >>> _constants(ast.parse("A = 2\nB = 3\ndef f(C):\n  B = 4\nC = 5"))
-    {'A': 2}
+    >>> _constants(ast.parse("A = 2\nB = 3\ndef f(C):\n  B = 4\n  D = 6\nC = 5\nif A: E = 7"))
+    {'A': 2, 'D': 6}
     """
     stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     stored += [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+    bodies = [tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
     found = {
-        node.targets[0].id: _value(node.value)
-        for node in tree.body
+        node.targets[0].id: value_of(node.value)
+        for node in (statement for body in bodies for statement in body)
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
     }
     return {
         name: value
         for name, value in found.items()
-        if stored.count(name) == 1 and not isinstance(value, Argument | None)
+        if stored.count(name) == 1 and not isinstance(value, Argument | Expression | None)
     }
 
 
+_BOTH = re.compile(r"(?:\w+\.)?max_source_length \+ (?:\w+\.)?max_target_length(?: \+ 1)?")
+"""The length of a prompt with its answer, to which some programs pad (shibing624/MedicalGPT, THUDM/ChatGLM-6B ptuning)."""
+
+
 def _cut_to(tree: ast.Module) -> dict[str, Any]:
-    """The one length to which a program's tokenizer cuts sequences.
+    """The one length to which a program's tokenizer cuts sequences, or that of a prompt with its answer.
 
     >>> _cut_to(ast.parse("tokens = tokenizer(text, truncation=True, max_length=cutoff_len)"))
     {'max_seq_length': Argument(name='cutoff_len')}
     """
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "tokenizer"]
-    said = [{keyword.arg: _value(keyword.value) for keyword in call.keywords} for call in calls]
+    said = [{keyword.arg: value_of(keyword.value) for keyword in call.keywords} for call in calls]
     lengths = [words["max_length"] for words in said if words.get("truncation") is True and "max_length" in words]
     same = lengths and lengths[0] is not None and all(length == lengths[0] for length in lengths)
-    return {"max_seq_length": lengths[0]} if same else {}
+    if same or not (both := _BOTH.search(ast.unparse(tree))):
+        return {"max_seq_length": lengths[0]} if same else {}
+    return {"max_seq_length": Expression(both[0])}
 
 
 def _model(tree: ast.Module) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def _model(tree: ast.Module) -> dict[str, Any]:
         and node.func.attr == "from_pretrained"
         and last_name(node.func.value).endswith("ForCausalLM")
     ]
-    names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else _value(arg) for arg in loads]
+    names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else value_of(arg) for arg in loads]
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
 
 
@@ -134,7 +137,8 @@ def kind_started(text: str, nearby: NearbyFiles | None) -> str | None:
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
     started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
     named = [found[0] for line in started if (found := re.search(program, line))]
-    named += re.findall(rf"^\s*(?:export\s+)?\w+=[\"']?({program})", text, re.MULTILINE)  # in a variable that is run
+    in_variable = r"^\s*(?:export\s+)?\w+=[\"']?(?:\$\{?\w+\}?/)?([\w./-]+\.py)\b"
+    named += re.findall(in_variable, text, re.MULTILINE)  # that is run
     texts = [nearby.text(name) or "" for name in named] if nearby is not None else []
     found_in = (kind for kind, marks in _STARTED.items() if any(re.search(marks, code, re.MULTILINE) for code in texts))
     return next(found_in, None)
@@ -152,25 +156,8 @@ def _checkpointing(tree: ast.Module) -> dict[str, Any]:
             tests |= {inner: node.test for part in node.body for inner in ast.walk(part)}
             tests |= {inner: ast.Constant(None) for part in node.orelse for inner in ast.walk(part)}
     calls = [node for node in ast.walk(tree) if getattr(getattr(node, "func", None), "attr", "") == _ENABLE]
-    values = [_value(tests[node]) if node in tests else True for node in calls]
+    values = [value_of(tests[node]) if node in tests else True for node in calls]
     return {"gradient_checkpointing": values[0]} if values and all(value == values[0] for value in values) else {}
-
-
-def _value(node: ast.expr) -> Any:
-    """A literal, the argument that `args.name`, `name` or `args["name"]` is, or None."""
-    if isinstance(node, ast.Attribute):
-        return Argument(node.attr)
-    if isinstance(node, ast.Name):
-        return Argument(node.id)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-        return Argument(node.slice.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
-        return _value(node.func.value)  # args.target_modules.split(",")
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _value(node.operand) is True:
-        return False
-    if isinstance(node, ast.Call) and last_name(node.func) in {"is_bf16_supported", "is_bfloat16_supported"}:
-        return True  # of every machine here
-    return literal(node)
 
 
 _COSTLY = {
@@ -179,13 +166,16 @@ _COSTLY = {
     "bf16": "performance.precision",
     "fp16": "performance.precision",
     "gradient_checkpointing": "performance.activation_checkpointing_type",
+    "optim": "performance.optimizer",
 }
 
 
-def left_to_code(code: str, program: str, defaults: Mapping[str, Any], known: set[str]) -> dict[str, str]:
+def left_to_code(
+    code: str, program: str, defaults: Mapping[str, Any], known: set[str], given: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Setting of a plan -> what to ask where a program passes an expression for it, which has no value without a run.
 
-    `known`: keys and names that are given. A batch of all devices says what its accumulation does.
+    `known`: keys and names that are given; `given`: names with their values. A batch of all devices says its accumulation.
 
     >>> left_to_code("TrainingArguments(gradient_accumulation_steps=n // 2, bf16=args.bf16)", "a.py", {"bf16": True}, set())
     {'data.gbs': 'gradient_accumulation_steps is set by the code of a.py; add --set data.gbs=N'}
@@ -193,12 +183,14 @@ def left_to_code(code: str, program: str, defaults: Mapping[str, Any], known: se
     found = dict[str, str]()
     for key, value in passed_in(code).items():
         own = {key, *defaults, *known}  # the trainer's own argument has the trainer's default
-        has = value.name in own if isinstance(value, Argument) else value is not None
+        known_value = solved(value, {**defaults, **(given or {})}) is not None
+        has = value.name in own if isinstance(value, Argument) else known_value
         counted = key == "gradient_accumulation_steps" and "global_batch_size" in known
         if key in _COSTLY and not has and key not in known and not counted:
             found[_COSTLY[key]] = key
     found |= {"data.gbs": found["data.microbatch_sz"]} if "data.microbatch_sz" in found else {}
     value = {"performance.precision": "NAME", "performance.activation_checkpointing_type": "full"}
+    value |= {"performance.optimizer": "adamw"}
     return {
         plan: f"{key} is set by the code of {program}; add --set {plan}={value.get(plan, 'N')}"
         for plan, key in found.items()
@@ -207,7 +199,7 @@ def left_to_code(code: str, program: str, defaults: Mapping[str, Any], known: se
 
 def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
     """The given keys, the program's own arguments under the key to which it passes them, where nothing else gives that key."""
-    named = {value.name: key for key, value in passed_in(code).items() if isinstance(value, Argument)}
+    named = {name: key for key, value in passed_in(code).items() if (name := name_of(value))}
     known = {item.key for item in given}
     switched = re.search(r"\bdeepspeed=([\"'])([^\"']+)\1 if [\w.]*\bdeepspeed else None", code)
     found = [
@@ -222,15 +214,17 @@ def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
     ]
 
 
-def of_program(code: str, defaults: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Key -> the literal that a program passes, or the default of the argument that it passes.
+def of_program(
+    code: str, defaults: Mapping[str, Any], known: set[str], given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Key -> the literal that a program passes, or the default of the argument, or the value of an expression over `given` ones.
 
     What it passes to LoRA counts where one of the `known` keys switches adapters on, or the code sets them up unconditionally;
     not where it loads adapters, whose rank is that of their file.
     """
     found: dict[str, Any] = {}
     for key, value in passed_in(code).items():
-        said = defaults.get(value.name) if isinstance(value, Argument) else value
+        said = solved(value, defaults if isinstance(value, Argument) else {**defaults, **(given or {})})
         found |= {key: said} if said is not None else {}
     if (
         sets_up_adapters(code)

@@ -34,6 +34,7 @@ from steptime.launch.program_setup import of_preferences, other_training
 from steptime.launch.script_devices import devices_of
 from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import Script, read_script, variables_of
+from steptime.launch.trl_defaults import of_trl
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -120,8 +121,9 @@ def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dic
         code = re.sub(r"#.*", "", nearby.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
+    named = of_trl(said.code, nearby) | named
     known = {spelled(name, table) for name in said.keys} | named.keys()
-    named |= of_program(said.code, said.defaults, known)
+    named |= of_program(said.code, said.defaults, known, said.keys)
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 

@@ -30,11 +30,12 @@ from steptime.launch.named_models import begins, not_modeled, of_overrides, pres
 from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles, is_readable
 from steptime.launch.olmo_core import program_of
 from steptime.launch.primus import read_primus
-from steptime.launch.program_calls import left_to_code
+from steptime.launch.program_calls import left_to_code, passed_in
 from steptime.launch.program_setup import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.replaced_kernels import put_kernels, put_model_kernels
 from steptime.launch.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
+from steptime.launch.trl_defaults import of_unknown_trl
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 from steptime.launch.zero_stage import put_bf16_optimizer, put_zero
 
@@ -65,7 +66,8 @@ def read_trainer(
     if why := found.unclear.get("sharding"):
         keys.left_open["parallelism.zero_level"] = why
     said = {*(item.key for item in given), *found.keys}
-    keys.left_open |= left_to_code(found.code, found.program, found.defaults, said)
+    keys.left_open |= of_unknown_trl(found.code, found.program, nearby, {*said, *own, *passed_in(found.code)})
+    keys.left_open |= left_to_code(found.code, found.program, found.defaults, said, found.keys)
     for why in set_up_in(found.code, said, set(own)):
         keys.assumed_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, nearby).reading()

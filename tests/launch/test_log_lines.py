@@ -87,6 +87,11 @@ LINES = {
         Iteration("ms-swift", 40, 3.125, mean_s=3.125, elapsed_s=3725.0),
         MemoryPeak(-1, 0.0, 5.5 * GIB, local=True),
     ),
+    # with transformers 5, whose progress bar prints numbers as text
+    "{'global_step/max_steps': '3/9', 'elapsed_time': '2m 44s', 'memory(GiB)': '5.5', 'train_speed(s/it)': '54.59'}": (
+        Iteration("ms-swift", 3, 54.59, mean_s=54.59, elapsed_s=164.0),
+        MemoryPeak(-1, 0.0, 5.5 * GIB, local=True),
+    ),
     " > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 6.73B": (),
     " validation loss at iteration 100 on validation set | lm loss value: 2.0 | lm loss PPL: 7.4 |": Pause(100),
     "saving checkpoint at iteration      20 to /ckpt in torch_dist format": Pause(20),

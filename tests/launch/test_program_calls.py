@@ -124,7 +124,7 @@ def test_what_a_program_passes_to_the_trainer(tmp_path: Path) -> None:
 
 def test_a_program_of_which_python_warns_is_read(tmp_path: Path) -> None:
     """A pattern that is not a raw string, as many programs have; the warning is theirs, not the report's."""
-    program = 'name = re.sub("\\d", "", name)\ntraining = SFTConfig(bf16=True)\n'
+    program = 'name = re.sub("\\d", "", name)\ntraining = TrainingArguments(bf16=True)\n'
     script = f"{COMMAND} --per_device_train_batch_size 1"
     assert to_job(reading(tmp_path, script, train_py=program), SETS).performance.precision == "bf16"
 
@@ -147,7 +147,7 @@ def test_a_template_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_two_calls_that_differ_are_asked_for(tmp_path: Path) -> None:
-    program = "a = SFTConfig(bf16=True)\nb = SFTConfig(bf16=False)\n"
+    program = "a = TrainingArguments(bf16=True)\nb = TrainingArguments(bf16=False)\n"
     found = reading(tmp_path, f"{COMMAND} --per_device_train_batch_size 1", train_py=program)
     assert found.left_open == {
         "performance.precision": "bf16 is set by the code of train.py; add --set performance.precision=NAME"
@@ -233,6 +233,7 @@ OWN = """\
     BASE = "Qwen/Qwen2.5-7B"
     model = AutoModelForCausalLM.from_pretrained(BASE, torch_dtype="auto")
     arguments = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, bf16=True, max_length=2048,
+        gradient_checkpointing=True,
         deepspeed="zero.json")
 """
 

@@ -41,6 +41,7 @@ def test_a_program_behind_a_continued_line_is_found(tmp_path: Path) -> None:
     continued = "torchrun --nproc_per_node 8 \\\n  --nnodes 2 \\\n  train.py --bf16\n"
     assert kind_started(continued, nearby) == "transformers"
     assert kind_started('RUN="./train.py --bf16"\nsrun bash -c "deepspeed $RUN"\n', nearby) == "transformers"
+    assert kind_started('PY="${ROOT}/train.py"\ntorchrun "${PY}" --bf16\n', nearby) == "transformers"
     (tmp_path / "train.py").write_text("from megatron.bridge.recipes import x", encoding="utf-8")
     assert kind_started(continued, nearby) == "nemo"
     assert not kind_started("# torchrun train.py\necho train.py\n", nearby)

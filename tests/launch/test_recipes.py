@@ -321,3 +321,19 @@ def test_fusions_of_a_provider_are_not_those_of_a_bare_config(tmp_path, model, a
     assert performance.grad_accumulation_fusion is True
     assert performance.activation_impl == activation
     assert performance.loss_impl == "native"
+
+
+def test_a_provider_with_settings_of_its_own_is_no_bare_config(tmp_path):
+    """Megatron-Bridge models/gemma/gemma3_provider.py: a gated MLP and RMSNorm, which a bare config of Megatron-Core has not."""
+    made = "Gemma3ModelProvider(num_layers=26, hidden_size=1152, num_attention_heads=4, ffn_hidden_size=6912)"
+    text = PROVIDED.replace("model=model_config()", f"model={made}")
+    (tmp_path / "recipe.py").write_text(text, encoding="utf-8")
+    path = f"{tmp_path / 'recipe.py'}:pretrain_config"
+    with pytest.raises(
+        ConfigError, match="its model is a Gemma3ModelProvider, whose own settings are not known; add --set model=NAME"
+    ):
+        read("auto", path, HARDWARE | {"devices": 8})
+    assert read("auto", path, HARDWARE | {"devices": 8, "model": "llama3-8b"}).config["parallelism"]["dp"] == 8
+    text = text.replace("Gemma3ModelProvider", "GPTModelProvider")
+    (tmp_path / "recipe.py").write_text(text, encoding="utf-8")
+    assert read("auto", path, HARDWARE | {"devices": 8}).config["performance"]["grad_accumulation_fusion"] is True

@@ -17,6 +17,7 @@ ORDER = [
         "figures",
         "fsdp_options",
         "adapters",
+        "half_precision",
         "config_values",
         "program_defaults",
         "call_arguments",
@@ -34,7 +35,9 @@ ORDER = [
     "torchtitan",
     *(
         "program_setup",
+        "program_values",
         "program_calls",
+        "trl_defaults",
         "config_sections",
         "script_devices",
         "trainer_files",

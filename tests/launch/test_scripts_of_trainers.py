@@ -119,7 +119,10 @@ def test_either_checkpointing_under_fsdp_recomputes(tmp_path, wrapped, flags, sa
     assert job(tmp_path, "run.sh", text).performance.activation_checkpointing_type == said
 
 
-@pytest.mark.parametrize("program", ["-m MaxText.train", "MaxText/train.py", "-m maxtext.trainers.pre_train.train"])
+@pytest.mark.parametrize(
+    "program",
+    ["-m MaxText.train", "MaxText/train.py", "MaxText/${PROGRAM:-train.py}", "-m maxtext.trainers.pre_train.train"],
+)
 def test_a_command_of_maxtext_is_its_own(tmp_path, program):
     text = f"python3 {program} base.yml model_name=llama2-7b per_device_batch_size=2 max_target_length=2048\n"
     (tmp_path / "run.sh").write_text(text)

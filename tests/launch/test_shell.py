@@ -41,6 +41,7 @@ SAME_AS_BASH = [
     "A=8; B=$((A * 4 / 3)); C=$(( $A % 3 )); torchrun t.py $B $C $((-7 / 2)) $((-7 % 2)) $((2**5)) $((A>4?1:0))",
     "A+=1; A+=2; torchrun t.py $A",
     "A=32; B=$[$A/4/2]; torchrun t.py $B $[A-B]",
+    "A=32; B=$[$A/(2*$A/8)]; torchrun t.py $B",
     'A=" --x 1 \\\n  --y 2 "\nA="$A --z"\nA+=" --w"\ntorchrun t.py $A',
     "torchrun t.py ${A:-x} ${A-y} ${A:=z} $A ${A:+plus} ${B:+none} ${B-}",
     'A=""\ntorchrun t.py ${A:-x} "${A-y}" ${A:+no} end',
@@ -347,6 +348,7 @@ def test_a_script_that_mpirun_starts_is_read(tmp_path):
 
 def test_sums_of_other_commands():
     """expr and bc count in whole numbers: 32 / 4 / 2 is 4."""
+    assert words('D=/a/b\ntorchrun t.py $(readlink -f "${D}") $(realpath $D/c)') == ["/a/b", "/a/b/c"]
     assert words('N=4\ntorchrun t.py $(expr 32 / $N / 2) $(echo "$N * 2" | bc) `expr $N + 1`') == ["4", "8", "5"]
     assert words("torchrun t.py $(expr 7 / 2)") == ["3"]
 

@@ -306,3 +306,22 @@ def test_a_length_that_a_function_raises():
     name = "torchtitan/config_registry.py"
     reading = read_torchtitan(f"{name}:llama3_8b_grown", (DATA / name).read_text(), {}, SETS)
     assert reading.config["data"]["seqlen"] == 12288
+
+
+@pytest.mark.parametrize(("default", "replayed"), [("", "per-op"), ('    selective_ac_option: str = "2"\n', None)])
+def test_selective_checkpointing_that_a_function_leaves_unsaid(tmp_path, default, replayed):
+    """torchtitan/config/configs.py of February and March 2026: every second block; later releases have it by operation alone."""
+    models = tmp_path / "torchtitan" / "models" / "llama3"
+    models.mkdir(parents=True)
+    (tmp_path / "torchtitan" / "config").mkdir()
+    configs = f'@dataclass\nclass ActivationCheckpointConfig:\n    mode: str = "selective"\n{default}'
+    (tmp_path / "torchtitan" / "config" / "configs.py").write_text(configs, encoding="utf-8")
+    function = LLAMA.replace(
+        "num_tokens_per_microbatch_per_dp_rank=8192, max_context_length", "local_batch_size=1, seq_len"
+    )
+    function = function.replace("        activation_checkpoint=SelectiveAC.Config(),\n", "")
+    (models / "config_registry.py").write_text(function, encoding="utf-8")
+    performance = read("torchtitan", f"{models / 'config_registry.py'}:llama3_8b", SETS).config["performance"]
+    assert performance.get("activation_checkpointing_type") == replayed
+    every_second = {"granularity": "full", "method": "every", "n_layers": 2}
+    assert performance.get("recompute") == (every_second if default else None)

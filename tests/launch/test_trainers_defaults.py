@@ -1,7 +1,9 @@
 """Settings that a trainer's config leaves to the defaults of its framework, and of the release in its checkout."""
 
 import pytest
-from launch_readings import job
+from launch_readings import HARDWARE, job
+
+from steptime.launch.read import read
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 AXOLOTL = f"base_model: {LLAMA}\ndatasets:\n  - path: data\n    type: alpaca\n"
@@ -44,3 +46,67 @@ def test_llama_factorys_length_is_that_of_its_checkout(tmp_path):
     )
     assert job(config, "a.yaml", FACTORY).data.seqlen == 1024
     assert job(config, "a.yaml", f"{FACTORY}cutoff_len: 512\n").data.seqlen == 512
+
+
+PROGRAM = "arguments = SFTConfig(max_length=1024, per_device_train_batch_size=2)\nSFTTrainer(model, args=arguments)\n"
+PRECISION = "performance.precision"
+RECOMPUTE = "performance.activation_checkpointing_type"
+
+
+@pytest.mark.parametrize(
+    ("pin", "changed", "asked", "settings"),
+    [
+        ("transformers", ("", ""), {PRECISION, RECOMPUTE}, (None, None)),
+        ("trl>=0.9", ("", ""), {PRECISION, RECOMPUTE}, (None, None)),
+        ("trl==0.21.0", ("", ""), set(), ("bf16", "full")),
+        ("trl==0.19.1", ("", ""), set(), ("fp32", None)),
+        ("trl<0.20", ("", ""), set(), ("fp32", None)),
+        ("trl", ("args=", "tokenizer=t, args="), set(), ("fp32", None)),
+        ("trl", ("max_length", "max_seq_length"), set(), ("fp32", None)),
+        ("trl", ("max_length", "fp16=True, max_length"), {RECOMPUTE}, ("fp16", None)),
+        ("trl", ("max_length", "bf16=True, gradient_checkpointing=True, max_length"), set(), ("bf16", "full")),
+    ],
+)
+def test_what_a_program_leaves_to_sftconfig(tmp_path, pin, changed, asked, settings):
+    """huggingface/trl 3510 and 3629: bf16 and gradient checkpointing on since 0.20, where neither is said; 0.16 took SFTTrainer's
+    tokenizer away, 0.20 SFTConfig's max_seq_length.
+    """
+    files = {"run.sh": f"torchrun --nproc_per_node 8 sft.py --model_name_or_path {LLAMA}\n", "requirements.txt": pin}
+    for name, text in (files | {"sft.py": PROGRAM.replace(*changed)}).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = read("auto", str(tmp_path / "run.sh"), HARDWARE)
+    assert set(found.left_open) == asked
+    performance = found.config["performance"]
+    assert (performance.get("precision"), performance.get("activation_checkpointing_type")) == settings
+
+
+@pytest.mark.parametrize(
+    ("words", "unit", "ahead"),
+    [
+        ("full_shard", "model", 0),
+        ("full_shard auto_wrap", "block", 0),
+        ("full_shard auto_wrap --fsdp_min_num_params 2000", "block", 0),
+        ("full_shard auto_wrap --fsdp_backward_prefetch backward_pre", "block", 1),
+        ("full_shard --fsdp_backward_prefetch backward_post", "model", 1),
+    ],
+)
+def test_fsdp_of_the_trainer_wraps_and_gathers_ahead_only_where_it_is_said(tmp_path, words, unit, ahead):
+    """transformers training_args.py: no AUTO_WRAP_POLICY without auto_wrap, and backward_prefetch NO_PREFETCH; accelerate
+    utils/dataclasses.py: NO_WRAP, the whole model as one unit, for the first of them.
+    """
+    first, _, rest = words.partition(" --")
+    script = f"torchrun --nproc_per_node 8 train.py --model_name_or_path {LLAMA} --bf16 True --model_max_length 2048"
+    found = job(tmp_path, "run.sh", f'{script} --fsdp "{first}"{" --" if rest else ""}{rest}\n').parallelism.fsdp
+    assert (found.wrap, found.prefetch) == (unit, ahead)
+
+
+@pytest.mark.parametrize(
+    ("policy", "unit"),
+    [("", "model"), ("NO_WRAP", "model"), ("TRANSFORMER_BASED_WRAP", "block"), ("SIZE_BASED_WRAP", "block")],
+)
+def test_a_config_of_accelerate_without_a_policy_wraps_the_whole_model(tmp_path, policy, unit):
+    """accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin: FSDP_AUTO_WRAP_POLICY is NO_WRAP where nothing is said."""
+    said = f"  fsdp_auto_wrap_policy: {policy}\n" if policy else ""
+    text = f"distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n{said}"
+    found = job(tmp_path, "acc.yaml", text, model="llama3-8b", data__seqlen=2048)
+    assert found.parallelism.fsdp.wrap == unit

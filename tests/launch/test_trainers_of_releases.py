@@ -239,7 +239,8 @@ def test_fsdp_of_accelerate_is_version_1_unless_another_is_said(tmp_path, strate
      ("fsdp_backward_prefetch: BACKWARD_PRE, fsdp_use_orig_params: false", (1, "pre", False))],
 )  # fmt: skip
 def test_what_version_1_gathers_when(tmp_path, keys, said):
-    fsdp = job(tmp_path, "fsdp.yaml", ACCELERATE % ("FULL_SHARD", f"1, {keys}")).parallelism.fsdp
+    keys = f"1, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, {keys}"
+    fsdp = job(tmp_path, "fsdp.yaml", ACCELERATE % ("FULL_SHARD", keys)).parallelism.fsdp
     assert (fsdp.prefetch, fsdp.backward_prefetch, fsdp.original_params) == said
 
 

@@ -94,7 +94,7 @@ _PIPELINE = re.compile(r"\bsteps: (\d{1,15}) loss: .{0,120}?iter time \(s\): ([\
 _SWIFT = re.compile(
     r"'(?:global_step/max_steps|iteration)': '(\d{1,15})/\d+'"
     r".*?'elapsed_time': '(?:(\d{1,6})d )?(?:(\d\d?)h )?(?:(\d\d?)m )?(\d\d?)s'"
-    r".*?'memory\(GiB\)': ([\d.]+), 'train_speed\((iter/s|s/it)\)': ([\d.]{1,12})"
+    r".*?'memory\(GiB\)': '?([\d.]+)'?, 'train_speed\((iter/s|s/it)\)': '?([\d.]{1,12})"
 )
 """modelscope/ms-swift swift/trainers/patcher.py, add_train_message, and swift/megatron/callbacks/print.py: the reserved peak, and
 the mean since the run began, which releases before 4 print as a rate."""

@@ -181,7 +181,7 @@ def _states(keys: JobKeys) -> dict[str, Any]:
         # DeepSpeed's BF16_Optimizer shards its states over data parallelism at stage 0 too (runtime/bf16_optimizer.py)
         level = max(int(keys.number("zero_stage")), int(keys.on("bf16")))
         if level == _WHOLE:
-            keys.beside_flags.append(LaunchFlag(keys.name("zero_stage"), str(level), "unmodeled", _STAGE_3))
+            keys.assumed_flags.append(LaunchFlag(keys.name("zero_stage"), str(level), "unmodeled", _STAGE_3))
             level -= 1
     section: dict[str, Any] = {"zero_level": level}
     if (copies := keys.whole("num_distributed_optimizer_instances") or 1) > 1:

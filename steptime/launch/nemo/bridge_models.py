@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from steptime.base.config import ConfigError
 from steptime.launch.config_values import CLASS
 from steptime.launch.named_models import preset_of
 from steptime.launch.nemo.nemo_run import class_preset, classes
@@ -25,3 +26,16 @@ def model_of(section: Any) -> tuple[str | None, dict[str, Any]]:
 def model_of_name(base: str) -> str | None:
     """The preset that the name of a recipe's function begins with."""
     return preset_of(re.split(r"_(?:pretrain|sft|peft|finetune|config|base)", re.sub("llama3[12]", "llama3", base))[0])
+
+
+def is_provided(path: str, section: Any, unknown: bool) -> bool:
+    """Whether a recipe's model is made by one of the framework's providers, not a config of Megatron-Core.
+
+    Raises:
+        ConfigError: the model is `unknown`, and its provider has settings of its own (models/gemma/gemma3_provider.py).
+    """
+    made = str(section.get(CLASS)) if isinstance(section, dict) else ""
+    own = re.search(r"(\w*Provider\w*)$", made)
+    if unknown and own and own[1] != "GPTModelProvider":
+        raise ConfigError(f"{path}: its model is a {own[1]}, whose own settings are not known; add --set model=NAME")
+    return bool(own or re.search(r"from_hf_pretrained|to_megatron_provider", made))

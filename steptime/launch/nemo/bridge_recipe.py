@@ -21,7 +21,7 @@ from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
-from steptime.launch.nemo.bridge_models import model_of, model_of_name
+from steptime.launch.nemo.bridge_models import is_provided, model_of, model_of_name
 from steptime.launch.nemo.bridge_overrides import put_overrides
 from steptime.launch.nemo.bridge_programs import as_bridge_program
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
@@ -51,8 +51,6 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 (training/mixed_precision.py, MIXED_PRECISION_RECIPES; the short ones are those of its perf recipes)."""
 BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
 """Functions of the framework that return configs, and those of its mixed precision."""
-_PROVIDER = re.compile(r"from_hf_pretrained|to_megatron_provider|Provider")
-"""In the expression that makes a recipe's model: one of the framework's providers, not a config of Megatron-Core."""
 _DEFAULTS = "arguments of the program that are not given have its defaults"
 GIVE_LOG = "give the log that prints the job's config"
 _OVERLAPS = {
@@ -209,9 +207,8 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     said = _said(tree, path, sets)
     table = load_table("megatron_bridge")
     model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
-    provided = preset is not None and _PROVIDER.search(str((tree.get("model") or {}).get(CLASS))) is not None
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
-    if whole and provided:
+    if whole and is_provided(path, tree.get("model"), preset is None and not fields and "model" not in (sets or {})):
         defaults = _kernels(str(preset), "families") | defaults
     own = recipes().get(base.rpartition(".")[2], {})
     length = re.search(r"_(\d+)k_", base)

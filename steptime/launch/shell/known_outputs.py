@@ -22,6 +22,8 @@ _VISIBLE = re.compile(
     r"\s*python3?\s+-c\s+.*environ(?:\.get\(|\[)\s*['\"]CUDA_VISIBLE_DEVICES['\"]\s*[)\]]"
     r"\.(?:count\(\s*['\"],['\"]\s*\)\s*\+\s*1|split\(\s*['\"],['\"]\s*\)\s*\))\s*\)\s*['\"]\s*"
 )
+_PATH = re.compile(r"\s*(?:readlink\s+-[ef]|realpath)\s+\"?([^-|;&<>\n\"'][^|;&<>\n\"']*?)\"?\s*")
+"""A path, whose links are not followed."""
 _MOST_NUMBERS = 1000
 
 
@@ -47,6 +49,8 @@ def simple_output(expand: _WithText, inner: str, line: int, shown: str) -> str |
     if listed := _PARTS.fullmatch(inner):
         text = expand.text(listed[1], line)
         return str(text.count(",") + 1) if scope.known(text) else None
+    if path := _PATH.fullmatch(inner):
+        return expand.text(path[1], line)
     visible = scope.get("CUDA_VISIBLE_DEVICES") if _VISIBLE.fullmatch(inner) else None
     return str(visible.text.count(",") + 1) if visible is not None and scope.known(visible.text) else None
 

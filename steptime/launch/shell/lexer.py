@@ -120,6 +120,8 @@ class Lexer:
                 i = word.end()
             elif char in "'\"" or text.startswith(("${", "$("), i) or char == "`":
                 i = self.skip(i)
+            elif text.startswith("$[", i) and "\n" not in text[i : (end := text.find("]", i)) + 1] and end > 0:
+                i = end + 1  # bash's older arithmetic
             elif char == "(" and text[i - 1] == "=" and _ARRAY.search(text, start, i):
                 i = self._closed(i, "(")
             elif char in " \t\r\n" or (not self.array and char in ";&|()<>"):

@@ -23,6 +23,7 @@ from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.batch import by_tokens, is_in_tokens
 from steptime.launch.torchtitan.captures import KEY as CAPTURES
 from steptime.launch.torchtitan.captures import in_release
+from steptime.launch.torchtitan.checkpointing import option_of
 from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.graph_trainer import CONVERSION, read_converted, with_defaults
@@ -58,7 +59,7 @@ def read_torchtitan(
         raise ConfigError(f"{path}: checkpoint.create_seed_checkpoint: this job does not train")
     devices, notes = (devices, []) if (devices := devices or devices_in("", env)) else _written(said, text, file)
     _no_computed(file, said, table)
-    defaults = dict(table.raw["functions"]) if later else {}
+    defaults = table.raw["functions"] | option_of(nearby) if later else {}
     if file.endswith(".py") and in_release(text, nearby):
         defaults[CAPTURES] = False
     table = table._replace(framework=defaults.pop("framework", table.framework))

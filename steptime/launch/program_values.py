@@ -1,0 +1,128 @@
+"""Values that a training program takes from its arguments or its config, and small expressions over them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from steptime.launch.config_values import syntax_of
+from steptime.launch.program_setup import last_name
+
+
+class Argument(NamedTuple):
+    """A value that a program takes from one of its own arguments."""
+
+    name: str
+
+
+class Expression(NamedTuple):
+    """A test, a choice or a look-up with a default, over arguments: `not args.bf16`, `cfg.get("fp16", False)`."""
+
+    code: str
+
+
+class _UnknownError(Exception):
+    """A part of an expression has no value without a run."""
+
+
+def value_of(node: ast.expr) -> Any:
+    """A literal, the argument that `args.name`, `name` or `args["name"]` is, an expression over such, or None."""
+    if isinstance(node, ast.Attribute):
+        return Argument(node.attr)
+    if isinstance(node, ast.Name):
+        return Argument(node.id)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return Argument(node.slice.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+        return value_of(node.func.value)  # args.target_modules.split(",")
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and value_of(node.operand) is True:
+        return False
+    if isinstance(node, ast.Call) and last_name(node.func) in {"is_bf16_supported", "is_bfloat16_supported"}:
+        return True  # of every machine here
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return Expression(ast.unparse(node)) if _is_read(node) else None
+
+
+def _is_read(node: ast.expr) -> bool:
+    """Whether a node is an expression that `solved` can read."""
+    looked_up = isinstance(node, ast.Call) and last_name(node.func) == "get" and "environ" not in ast.unparse(node.func)
+    return looked_up or isinstance(node, ast.BoolOp | ast.IfExp | ast.Compare | ast.UnaryOp)
+
+
+def name_of(value: Any) -> str:
+    """The argument that a value is, also with a default of its own; "" where it is none.
+
+    >>> name_of(Argument("lr")), name_of(Expression("cfg.get('lr', 1)")), name_of(Expression("not args.lr"))
+    ('lr', 'lr', '')
+    """
+    if isinstance(value, Argument):
+        return value.name
+    node = syntax_of(value.code).body[0] if isinstance(value, Expression) else None
+    call = node.value if isinstance(node, ast.Expr) else None
+    first = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    return str(first.value) if isinstance(first, ast.Constant) else ""
+
+
+def solved(value: Any, given: Mapping[str, Any]) -> Any:
+    """The literal that a value is with the given arguments; None where one of them has none.
+
+    >>> solved(Expression("not args.bf16"), {"bf16": True}), solved(Expression("cfg.get('lora', False) and n"), {})
+    (False, False)
+    >>> solved(Argument("bf16"), {"bf16": True}), solved(Expression("16 if args.big else args.rank"), {"big": False})
+    (True, None)
+    """
+    try:
+        if isinstance(value, Argument):
+            return given.get(value.name)
+        if isinstance(value, Expression):
+            (statement,) = syntax_of(value.code).body
+            return _result(statement.value, given) if isinstance(statement, ast.Expr) else None
+    except (_UnknownError, TypeError, RecursionError):
+        return None
+    return value
+
+
+def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
+    """The value of a node.
+
+    Raises:
+        _UnknownError: it has none without a run.
+    """
+    if isinstance(node, ast.BoolOp):
+        wanted = isinstance(node.op, ast.Or)
+        for part in node.values[:-1]:
+            if bool(found := _result(part, given)) is wanted:
+                return found
+        return _result(node.values[-1], given)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _result(node.left, given) + _result(node.right, given)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return not _result(node.operand, given)
+    if isinstance(node, ast.IfExp):
+        return _result(node.body if _result(node.test, given) else node.orelse, given)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return _compared(node.ops[0], _result(node.left, given), _result(node.comparators[0], given))
+    if isinstance(node, ast.Call) and last_name(node.func) == "get" and node.args:
+        name = _result(node.args[0], {})
+        return given[name] if name in given else _result(node.args[1], given) if len(node.args) > 1 else None
+    value = value_of(node)
+    if isinstance(value, Expression) or (value is None and not isinstance(node, ast.Constant)):
+        raise _UnknownError
+    if isinstance(value, Argument):
+        if value.name not in given:
+            raise _UnknownError
+        return given[value.name]
+    return value
+
+
+def _compared(sign: ast.cmpop, left: Any, right: Any) -> bool:
+    if isinstance(sign, ast.Eq | ast.Is):
+        return bool(left == right)
+    if isinstance(sign, ast.NotEq | ast.IsNot):
+        return bool(left != right)
+    if isinstance(sign, ast.In | ast.NotIn):
+        return (left in right) is isinstance(sign, ast.In)
+    raise _UnknownError

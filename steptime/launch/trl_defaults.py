@@ -1,0 +1,69 @@
+"""Defaults of TRL's SFTConfig, which since its release 0.20 has gradient checkpointing and bf16 on where nothing is said.
+
+Source: huggingface/trl pull requests 3510 and 3629 (July 2025); trl/trainer/base_config.py; 0.16 and 0.20 took away arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection
+
+from steptime.launch.config_values import syntax_of
+from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.program_setup import last_name
+
+_SINCE = (0, 20)
+_GONE = {
+    "SFTConfig": frozenset({"max_seq_length", "dataset_batch_size", "num_of_sequences", "chars_per_token"}),
+    "SFTTrainer": frozenset({"max_seq_length", "tokenizer", "packing", "dataset_text_field", "dataset_num_proc"}),
+}
+"""Arguments that these take only in earlier releases."""
+_NEEDED = ("requirements.txt", "pyproject.toml", "setup.py", "environment.yml", "environment.yaml")
+_PINNED = re.compile(r"(?<![\w-])trl(?:\[[^\]]*\])?[\"']?\s*=?\s*[\"']?(==|~=|>=|<=|<|=)\s*v?(\d+)\.(\d+)")
+_SWITCHES = {
+    "gradient_checkpointing": ("performance.activation_checkpointing_type", "full, or none"),
+    "bf16": ("performance.precision", "bf16, or fp32"),
+}
+
+
+def of_trl(code: str, nearby: NearbyFiles | None) -> dict[str, bool]:
+    """What SFTConfig switches on where a program says nothing, if its release is known to be a later one."""
+    return dict.fromkeys(_SWITCHES, True) if _uses(code) and _later(code, nearby) else {}
+
+
+def of_unknown_trl(code: str, program: str, nearby: NearbyFiles | None, said: Collection[str]) -> dict[str, str]:
+    """Setting of a plan -> what to ask, where a program of unknown release leaves it to SFTConfig; `said`: keys with a value."""
+    if not _uses(code) or _later(code, nearby) is not None:
+        return {}
+    stated = {"bf16": {"bf16", "fp16", "mixed_precision", "deepspeed", "torch_dtype"}}
+    return {
+        plan: f"{key} unknown: {program} leaves it to SFTConfig, off up to TRL 0.19 and on since; add --set {plan}={fix}"
+        for key, (plan, fix) in _SWITCHES.items()
+        if not stated.get(key, {key}) & {*said}
+    }
+
+
+def _uses(code: str) -> bool:
+    """Whether a program's arguments are those of SFTConfig."""
+    if "SFTConfig" not in code or "TrainingArguments(" in code:
+        return False
+    return any(isinstance(node, ast.Name) and node.id == "SFTConfig" for node in ast.walk(syntax_of(code)))
+
+
+def _later(code: str, nearby: NearbyFiles | None) -> bool | None:
+    """Whether the release is 0.20 or later, by its pin or by an argument that is gone; None where neither says it.
+
+    >>> _later("SFTTrainer(model=m, tokenizer=t)", None), _later("SFTConfig(max_length=512)", None)
+    (False, None)
+    """
+    pins = [found for name in _NEEDED if nearby for found in _PINNED.findall(nearby.text(name) or "")]
+    for sign, major, minor in pins:
+        release = (int(major), int(minor))
+        if sign in {"==", "~=", "="} or (sign == ">=" and release >= _SINCE) or (sign[0] == "<" and release < _SINCE):
+            return release >= _SINCE
+        if sign == "<" and release == _SINCE:
+            return False
+    calls = [node for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Call)]
+    passed = {(last_name(node.func), keyword.arg) for node in calls for keyword in node.keywords}
+    return False if any((name, arg) in passed for name, gone in _GONE.items() for arg in gone) else None
