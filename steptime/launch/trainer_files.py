@@ -23,7 +23,7 @@ from steptime.launch.config_sections import (
     of_subcommand,
     of_wandb,
 )
-from steptime.launch.devices import SET_DEVICES, by_comment, of_comment
+from steptime.launch.devices import SET_DEVICES, by_comment, of_a_run, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
@@ -230,7 +230,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
-    return Said(flatten(tree), (named := of_comment(text)), program=program, notes=by_comment(named))
+    return Said(flatten(tree), (named := of_comment(text)), of_a_run(text), program=program, notes=by_comment(named))
 
 
 def _included(name: str, beside: Beside | None) -> str:
