@@ -68,7 +68,7 @@ WORDS = [
     "A=010; torchrun t.py $((A + 1)) $((0x10)) $((10#08 + 1))",
     "export CUDA_VISIBLE_DEVICES=4,5; N=$(echo $CUDA_VISIBLE_DEVICES | tr ',' '\\n' | wc -l); torchrun t.py $N",
     "G=0,1,2; torchrun t.py $(echo $G | awk -F',' '{print NF}')",
-    "A=(1 2); unset A; torchrun t.py ${#A[@]} \"${A[@]}\" end",
+    'A=(1 2); unset A; torchrun t.py ${#A[@]} "${A[@]}" end',
 ]  # fmt: skip
 
 
