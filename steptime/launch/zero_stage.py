@@ -45,8 +45,11 @@ def put_bf16_optimizer(found: Figures, config: dict[str, Any]) -> None:
     """States in bf16 jobs of DeepSpeed's pipeline engine are sharded over data parallelism at stage 0 too.
 
     DeepSpeed runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer wherever pipeline_parallelism is; GPT-NeoX builds a
-    PipelineModule where pipe_parallel_size is at least 1 (neox_arguments/arguments.py, is_pipe_parallel).
+    PipelineModule where pipe_parallel_size is at least 1 (neox_arguments/arguments.py, is_pipe_parallel). fp16.type is of
+    releases before that optimizer (1.0 requirements.txt, DeeperSpeed of 2021).
     """
+    if "fp16.type" in found.keys.values:
+        return
     stages = found.keys.get(str(found.keys.table.raw.get("pipeline_engine")))
     if stages and config["performance"]["precision"] == "bf16" and config["parallelism"].get("zero_level", 0) == 0:
         config["parallelism"]["zero_level"] = 1

@@ -103,6 +103,11 @@ def test_bf16_states_of_a_pipeline_engine_are_sharded_at_stage_0(
     job = JOB.replace('"pipe_parallel_size": 1', f'"pipe_parallel_size": {stages}').replace('"fp16"', f'"{half}"')
     plan = written(tmp_path, "job.yml", job % '"zero_optimization": {"stage": 0}').config
     assert plan["parallelism"].get("zero_level", 0) == level
+    older = (
+        JOB.replace('{"enabled": true}', '{"enabled": true, "type": "bfloat16"}') % '"zero_optimization": {"stage": 0}'
+    )
+    plan = written(tmp_path, "old.yml", older).config
+    assert (plan["performance"]["precision"], plan["parallelism"]["zero_level"]) == ("bf16", 0)
 
 
 def test_the_number_of_devices_that_a_config_states(tmp_path: Path) -> None:
@@ -124,3 +129,13 @@ def test_the_devices_on_which_a_model_was_trained_are_no_number_of_a_copy(tmp_pa
     )
     stated = written(tmp_path, "job.yml", job % '"vocab_size": 1000, "num_gpus": 4').config
     assert stated["parallelism"]["dp"] == 4
+
+
+def test_what_is_no_option_of_gpt_neox_is_told_alone(tmp_path: Path) -> None:
+    """Its own options of runs and data cost nothing and are not listed; the timers make the host wait."""
+    words = '"train_iters": 10, "save": "x", "wall_clock_breakdown": true, "norm": "llamarmsnorm", "is_binary": true'
+    reading = written(tmp_path, "job.yml", JOB % words)
+    assert reading.config["model"]["norm"] == "rmsnorm"
+    (note,) = [note for note in reading.config["notes"] if note.startswith("not options of GPT-NeoX")]
+    assert note.endswith(": is_binary")
+    assert any(flag.name == "wall_clock_breakdown" for flag in reading.of("approximated"))

@@ -207,6 +207,16 @@ def is_of_core(arguments: Collection[str]) -> bool:
     return first in order and order.index(first) >= order.index(_OF_CORE) and "use_legacy_models" not in arguments
 
 
+def may_be_of_core(arguments: Collection[str]) -> bool:
+    """Whether a release whose models are Megatron-Core's has all of the arguments, as older ones may.
+
+    >>> may_be_of_core(["use_flash_attn"]), may_be_of_core(["data_impl"])
+    (True, False)
+    """
+    last, order = fitting_release(arguments).rpartition("to ")[2], list(releases())
+    return last in order and order.index(last) >= order.index(_OF_CORE)
+
+
 def own_layers_by_default(arguments: Collection[str]) -> bool:
     """Whether Megatron's own layers are the default: those of `--transformer-impl local`, up to core 0.5.
 
