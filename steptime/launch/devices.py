@@ -39,20 +39,20 @@ def devices_in(text: str, env: Env = None) -> int | None:
 
 
 _COMMENT = re.compile(
-    r"#.*(?:\bpreset for (\d+)x? (?:\w+ ){0,2}?GPUs"
+    r"#.*(?:\b(?:preset for|(?<!as it was )trained on) (\d+)x? (?:\w+ ){0,2}?GPUs"
     r"|\bfor (\d+) nodes? of (\d+) (?:x )?[A-Z]\d"
     r"|\btune run (?:--nnodes (\d+) )?--nproc_per_node (\d+)|\btune run \w+_(single)_device)",
     re.IGNORECASE,
 )
 _ANOTHER = re.compile(r"\bon (\d+)x? (?:\w+ ){0,2}GPUs?\b", re.IGNORECASE)
 """Of a comment that may name the devices of another run than the config's: "validated on 8 GPUs"."""
-_OF_A_RUN = re.compile(r"#.*\btrained on (\d+)x? (?:\w+ ){0,2}?(?:\w+\s*#\s*)?GPUs", re.IGNORECASE)
+_OF_A_RUN = re.compile(r"#.*\bas it was trained on (\d+)x? (?:\w+ ){0,2}?(?:\w+\s*#\s*)?GPUs", re.IGNORECASE)
 
 
 def of_comment(text: str) -> int | None:
-    """The devices for which a comment of a config says that it is: a preset for 64 A100 GPUs (torchtitan).
+    """The devices for which a comment of a config says that it is, or its batch.
 
-    None where comments name other numbers.
+    A preset for 64 A100 GPUs (torchtitan), a batch size "trained on 32 gpus" (Pythia). None where comments name other numbers.
 
     >>> of_comment("# tune run --nproc_per_node 2 full_finetune_distributed")
     2

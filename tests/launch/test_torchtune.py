@@ -114,6 +114,7 @@ def test_what_no_plan_says_is_one_line(tmp_path):
         ("#   tune run --nnodes 2 --nproc_per_node 8 full_finetune_distributed", 16),
         ("# a preset for 64 A100 GPUs", 64),
         ("# as it was trained on 96x 40GB A100\n# GPUs. Depending on", None),
+        ("# batch size (trained on 32 gpus)", 32),
         ("# preset for 64 A100 GPUs\n# validated on 256 H100 GPUs too", None),
         ("# tune run --nproc_per_node 2 full_finetune_distributed\n# or on 4 GPUs", None),
         ("# tune run full_finetune_distributed", None),

@@ -11,8 +11,7 @@ from steptime.model.blocks import n_params
 NEOX = """# a setup
 { "pipe-parallel-size": 0, "model_parallel_size": 2,
   "num_layers": 4, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024, "pos_emb": "rotary", %s
-  "train_micro_batch_size_per_gpu": 4,  # of each device
-  "global_num_gpus": 32
+  "train_micro_batch_size_per_gpu": 4,  # trained on 32 gpus
 }
 """
 
@@ -24,10 +23,13 @@ def problems(tmp_path, name, text, **sets):
 
 
 def test_gpt_neox_in_braces_with_comments(tmp_path):
-    """32 devices over tp 2; no pipeline is pp 1; GPT-2's tokenizer unless another is named."""
+    """32 devices of the comment over tp 2; no pipeline is pp 1; GPT-2's tokenizer unless another is named."""
     found = job(tmp_path, "125M.yml", NEOX % "")
     layout = found.parallelism
     assert (layout.tp, layout.pp, layout.dp, found.data.gbs) == (2, 1, 16, 64)
+    assert (
+        "number of devices not set, 32 assumed: a comment of the file; else add --set parallelism.dp=N" in found.notes
+    )
     assert (found.model.inter_sz, found.model.vocab_sz) == (3072, 50257)
 
 
