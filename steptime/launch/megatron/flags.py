@@ -90,15 +90,24 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
         number, unknown, flags = found[0]
         named = dict.fromkeys(f"${other.variable}" for _, other, _ in found)
         if kind in {"words", "variables"} and len(named) > 1:
-            what = f"{', '.join(named)} have no value"
-            fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
-            if kind == "variables":
-                fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
-            yield f"line {number}: {what}; {fix}"
+            fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
+            if kind == "words":
+                fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
+                named = {
+                    f"{name} ({_flags_with(name[1:], found)})": None
+                    for name in sorted(named, key=lambda one: int(one[1:]))
+                }
+            yield f"line {number}: {', '.join(named)} have no value; {fix}"
         else:
             more = f" (and {counted(len(found) - 1, 'other')})" if len(found) > 1 else ""
             told = unknown.told(f"write the value{'s' if more else ''} into the script")
             yield f"line {number}: {', '.join(dict.fromkeys(flag for *_, named in found for flag in named))}: {told}{more}"
+
+
+def _flags_with(variable: str, found: Iterable[tuple[int, Unknown, list[str]]]) -> str:
+    """The first flag that needs a variable's value, and whether others do."""
+    flags = dict.fromkeys(flag for _, unknown, named in found if unknown.variable == variable for flag in named)
+    return f"{next(iter(flags), '')}{' ...' * (len(flags) > 1)}"
 
 
 def _stray(word: Word, line: CommandLine) -> None:
