@@ -106,7 +106,8 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
 
 def _flags_with(variable: str, found: Iterable[tuple[int, Unknown, list[str]]]) -> str:
     """The first flag that needs a variable's value, and whether others do."""
-    flags = dict.fromkeys(flag for _, unknown, named in found if unknown.variable == variable for flag in named)
+    named = ", ".join(flag for _, unknown, flags in found if unknown.variable == variable for flag in flags)
+    flags = dict.fromkeys(named.split(", "))
     return f"{next(iter(flags), '')}{' ...' * (len(flags) > 1)}"
 
 
