@@ -139,3 +139,10 @@ def test_what_is_no_option_of_gpt_neox_is_told_alone(tmp_path: Path) -> None:
     (note,) = [note for note in reading.config["notes"] if note.startswith("not options of GPT-NeoX")]
     assert note.endswith(": is_binary")
     assert any(flag.name == "wall_clock_breakdown" for flag in reading.of("approximated"))
+
+
+def test_stages_that_do_not_divide_the_layers(tmp_path: Path) -> None:
+    """DeepSpeed deals 8 layers to 3 stages as 3, 3 and 2; 8 devices of a node are no multiple of 3, 6 are."""
+    job = JOB.replace('"pipe_parallel_size": 1', '"pipe_parallel_size": 3') % '"num_gpus": 6'
+    plan = to_job(written(tmp_path, "job.yml", job), SETS).parallelism
+    assert (plan.layers_per_stage, plan.dp) == ([3, 3, 2], 2)

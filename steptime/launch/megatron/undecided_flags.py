@@ -56,7 +56,7 @@ def _costly(arguments: Mapping[str, tuple[str, str]], said: set[str]) -> dict[st
     found = {}
     for argument, value in arguments.items():
         rule = table.rules.get(spelled(argument, table))
-        beside = rule.beside if rule else ""
+        beside = (rule.beside if rule else "") or ("num_experts" if argument.startswith("moe_") else "")
         if beside and beside not in said and table.defaults.get(beside, ("", None))[1] in (None, False, 0, 1):
             continue
         if speaks_of_cost(argument) if rule is None else rule.status != "irrelevant":
