@@ -39,21 +39,20 @@ def devices_in(text: str, env: Env = None) -> int | None:
 
 
 _COMMENT = re.compile(
-    r"#.*(?:\b(?:preset for|trained on) (\d+)x? (?:\w+ ){0,2}?(?:\w+\s*#\s*)?GPUs"
+    r"#.*(?:\b(?:preset for|(?<!as it was )trained on) (\d+)x? (?:\w+ ){0,2}?GPUs"
     r"|\bfor (\d+) nodes? of (\d+) (?:x )?[A-Z]\d"
     r"|\btune run (?:--nnodes (\d+) )?--nproc_per_node (\d+)|\btune run \w+_(single)_device)",
     re.IGNORECASE,
 )
-
-
-_ANOTHER = re.compile(r"(\bwe (?:\w+ ){1,3})?\bon (\d+)x? (?:\w+ ){0,2}GPUs?\b", re.IGNORECASE)
-"""Of a comment that may name the devices of another run than the first: "changed, as we run it on 2 GPUs", "fails on 8 GPUs"."""
+_ANOTHER = re.compile(r"\bon (\d+)x? (?:\w+ ){0,2}GPUs?\b", re.IGNORECASE)
+"""Of a comment that may name the devices of another run than the config's: "validated on 8 GPUs"."""
+_OF_A_RUN = re.compile(r"#.*\bas it was trained on (\d+)x? (?:\w+ ){0,2}?(?:\w+\s*#\s*)?GPUs", re.IGNORECASE)
 
 
 def of_comment(text: str) -> int | None:
-    """The devices that a comment of a config names, also on two lines; of two numbers the one on which "we run it".
+    """The devices for which a comment of a config says that it is, or its batch.
 
-    A preset for 64 A100 GPUs (torchtitan); trained on 96x 40GB A100 GPUs (GPT-NeoX). None where comments name other numbers.
+    A preset for 64 A100 GPUs (torchtitan), a batch size "trained on 32 gpus" (Pythia). None where comments name other numbers.
 
     >>> of_comment("# tune run --nproc_per_node 2 full_finetune_distributed")
     2
@@ -64,8 +63,20 @@ def of_comment(text: str) -> int | None:
     whole, many, each, nodes, per_node, single = found.groups()
     said = 1 if single else int(whole) if whole else int(many or nodes or 1) * int(each or per_node)
     comments = "\n".join(re.findall(r"#[^\n]*", text))
-    others = {int(count): bool(ours) for ours, count in _ANOTHER.findall(comments) if int(count) != said}
-    return said if not others else next(iter(others)) if [*others.values()] == [True] else None
+    return None if {int(count) for count in _ANOTHER.findall(comments)} - {said} else said
+
+
+def of_a_run(text: str) -> dict[str, str]:
+    """The question of devices, where a comment says on how many a model was trained: a copy with other degrees keeps it.
+
+    EleutherAI/gpt-neox configs/20B.yml, on 96x 40GB A100 GPUs
+
+    >>> of_a_run("# as it was trained on 96x 40GB A100 GPUs.")["devices"]
+    'number of devices unknown: a comment says that the model was trained on 96; add --set parallelism.dp=N'
+    """
+    found = _OF_A_RUN.search(text)
+    told = f"a comment says that the model was trained on {found[1]}" if found else ""
+    return {"devices": f"number of devices unknown: {told}; {SET_DEVICES}"} if found else {}
 
 
 _NAMED = re.compile(r"(?<![\dA-Za-z])(\d{1,5})(?:[-_]?gpus?|x(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE)
@@ -85,6 +96,10 @@ SET_DEVICES = "add --set parallelism.dp=N"
 """The user's fix where the number of devices is unknown."""
 OF_EXAMPLE = "no arguments given"
 """Begins the note that the arguments of a script are those of an example in its comments."""
+OF_OPTIONS = "the script's options (getopts)"
+"""Begins the note that a script is read as run without its options."""
+FIRST_OF_SEVERAL = ", of which only the first is read"
+"""In the note that a script launches several jobs."""
 NOT_STATED = "number of devices not set"
 """Start of the note on a number of devices that no file states; the report prints it below its first lines."""
 
@@ -103,10 +118,10 @@ def taken(devices: int, by: str) -> str:
 
 
 def by_comment(devices: int | None) -> tuple[str, ...]:
-    """The note on a number that only a comment of the file gives, which may be that of another run of the same model.
+    """The note on a number that only a comment of the file gives.
 
-    >>> by_comment(96), by_comment(None)
-    (('number of devices not set, 96 assumed: a comment of the file; else add --set parallelism.dp=N',), ())
+    >>> by_comment(64), by_comment(None)
+    (('number of devices not set, 64 assumed: a comment of the file; else add --set parallelism.dp=N',), ())
     """
     return () if devices is None else (taken(devices, "a comment of the file"),)
 
@@ -119,6 +134,14 @@ def is_spread(note: str, devices: int, on_node: int) -> bool:
     """
     found = re.match(r"launched on ([\d,]+) nodes? with", note)
     return found is not None and int(found[1].replace(",", "")) > -(-devices // on_node)
+
+
+def is_told_first(note: str, devices: int, on_node: int) -> bool:
+    """Whether the report prints a note on what a launch file leaves open below its first lines."""
+    if re.match(r"vocabulary not set, .* \(GPT2BPETokenizer\) assumed", note):  # which may read files of another
+        return True
+    begun = note.startswith((NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, OF_OPTIONS))
+    return begun or FIRST_OF_SEVERAL in note or is_spread(note, devices, on_node)
 
 
 def still_true(notes: Iterable[str], sets: Sets) -> list[str]:

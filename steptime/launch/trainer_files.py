@@ -23,7 +23,7 @@ from steptime.launch.config_sections import (
     of_wandb,
     without_training,
 )
-from steptime.launch.devices import SET_DEVICES, by_comment, of_comment, taken
+from steptime.launch.devices import SET_DEVICES, by_comment, of_a_run, of_comment, taken
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
@@ -229,7 +229,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
         nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
     said = of_defaults(table, nearby, "") | flatten(tree)
-    return Said(said, (named := of_comment(text)), program=program, notes=by_comment(named))
+    return Said(said, (named := of_comment(text)), of_a_run(text), program=program, notes=by_comment(named))
 
 
 def _included(name: str, nearby: NearbyFiles | None) -> str:

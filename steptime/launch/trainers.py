@@ -37,7 +37,7 @@ from steptime.launch.replaced_kernels import put_kernels, put_model_kernels
 from steptime.launch.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
 from steptime.launch.trl_defaults import of_unknown_trl
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
-from steptime.launch.zero_stage import put_bf16_optimizer, put_zero
+from steptime.launch.zero_stage import put_pipeline_engine, put_zero
 
 
 def read_trainer(
@@ -119,7 +119,7 @@ class _Plan(Figures):
         """The plan with what became of every key."""
         keys, config = self.keys, self.config
         config["performance"] = {"software": self._software()} | self._precision() | config["performance"]
-        put_bf16_optimizer(self, config)
+        put_pipeline_engine(self, config)
         if self.on("@checkpointing") and (self._sharded() or not keys.table.raw.get("replays_sharded")):
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if (word := str(self.get("@checkpointing"))) == "offload":  # Axolotl, utils/schemas/validation.py

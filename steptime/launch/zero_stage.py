@@ -41,15 +41,37 @@ def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles | None)
         keys.left_open.setdefault("parallelism.zero_level", why)
 
 
-def put_bf16_optimizer(found: Figures, config: dict[str, Any]) -> None:
+def _put_bf16_optimizer(found: Figures, config: dict[str, Any]) -> None:
     """States in bf16 jobs of DeepSpeed's pipeline engine are sharded over data parallelism at stage 0 too.
 
     DeepSpeed runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer wherever pipeline_parallelism is; GPT-NeoX builds a
-    PipelineModule where pipe_parallel_size is at least 1 (neox_arguments/arguments.py, is_pipe_parallel).
+    PipelineModule where pipe_parallel_size is at least 1 (neox_arguments/arguments.py, is_pipe_parallel). fp16.type is of
+    releases before that optimizer (1.0 requirements.txt, DeeperSpeed of 2021).
     """
+    if "fp16.type" in found.keys.values:
+        return
     stages = found.keys.get(str(found.keys.table.raw.get("pipeline_engine")))
     if stages and config["performance"]["precision"] == "bf16" and config["parallelism"].get("zero_level", 0) == 0:
         config["parallelism"]["zero_level"] = 1
+
+
+def _put_uneven_stages(found: Figures, config: dict[str, Any]) -> None:
+    """Layers that the stages of DeepSpeed's pipeline engine do not divide: one more on each of the first stages.
+
+    DeepSpeed runtime/pipe/module.py, _partition_layers: stages as equal as they can be.
+    """
+    pp, layers = (
+        size_of(config[section].get(key), 0) for section, key in (("parallelism", "pp"), ("model", "n_layers"))
+    )
+    if found.keys.table.raw.get("pipeline_engine") and pp > 1 and layers > pp and layers % pp:
+        config["parallelism"]["layers_per_stage"] = [layers // pp + (stage < layers % pp) for stage in range(pp)]
+        found.keys.notes.append(f"{layers} layers on {pp} stages: one more on each of the first {layers % pp}")
+
+
+def put_pipeline_engine(found: Figures, config: dict[str, Any]) -> None:
+    """What DeepSpeed's pipeline engine decides itself: which states are sharded, and the layers of its stages."""
+    _put_bf16_optimizer(found, config)
+    _put_uneven_stages(found, config)
 
 
 _ENGINE = {"whole": "@batch", "micro": "@micro", "steps": "@steps", "bf16": "@bf16", "fp16": "@fp16"}

@@ -32,16 +32,12 @@ def _of_devices(estimate: Estimate) -> list[str]:
     """Notes on the number of devices, and on a model in place of a launch file's."""
     if not estimate.job.notes:
         return []
-    from steptime.launch.devices import NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, is_spread
+    from steptime.launch.devices import is_told_first
     from steptime.launch.replaced_model import MODEL_SET
 
     job = estimate.job
     devices, on_node = job.parallelism.devices, job.machine.devices_per_node
-    return [
-        note
-        for note in job.notes
-        if note.startswith((MODEL_SET, NOT_STATED, NOT_THE_FILES, OF_EXAMPLE)) or is_spread(note, devices, on_node)
-    ]
+    return [note for note in job.notes if note.startswith(MODEL_SET) or is_told_first(note, devices, on_node)]
 
 
 def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:

@@ -103,6 +103,11 @@ def test_bf16_states_of_a_pipeline_engine_are_sharded_at_stage_0(
     job = JOB.replace('"pipe_parallel_size": 1', f'"pipe_parallel_size": {stages}').replace('"fp16"', f'"{half}"')
     plan = written(tmp_path, "job.yml", job % '"zero_optimization": {"stage": 0}').config
     assert plan["parallelism"].get("zero_level", 0) == level
+    older = (
+        JOB.replace('{"enabled": true}', '{"enabled": true, "type": "bfloat16"}') % '"zero_optimization": {"stage": 0}'
+    )
+    plan = written(tmp_path, "old.yml", older).config
+    assert (plan["performance"]["precision"], plan["parallelism"]["zero_level"]) == ("bf16", 0)
 
 
 def test_the_number_of_devices_that_a_config_states(tmp_path: Path) -> None:
@@ -113,3 +118,31 @@ def test_the_number_of_devices_that_a_config_states(tmp_path: Path) -> None:
     reading = written(tmp_path, "job.yml", JOB % f'{words}, "flops_profiler": {{"enabled": false, "module_depth": -1}}')
     assert reading.config["parallelism"]["dp"] == 4
     assert not reading.of("unmodeled")
+
+
+def test_the_devices_on_which_a_model_was_trained_are_no_number_of_a_copy(tmp_path: Path) -> None:
+    """As configs/20B.yml says of 96 A100, whose copies keep the comment with degrees of their own."""
+    job = "# as it was trained on 96x 40GB A100\n# GPUs. You may need to change some parameters.\n" + JOB
+    (told,) = asked(tmp_path, "job.yml", job % '"vocab_size": 1000')
+    assert (
+        told == "number of devices unknown: a comment says that the model was trained on 96; add --set parallelism.dp=N"
+    )
+    stated = written(tmp_path, "job.yml", job % '"vocab_size": 1000, "num_gpus": 4').config
+    assert stated["parallelism"]["dp"] == 4
+
+
+def test_what_is_no_option_of_gpt_neox_is_told_alone(tmp_path: Path) -> None:
+    """Its own options of runs and data cost nothing and are not listed; the timers make the host wait."""
+    words = '"train_iters": 10, "save": "x", "wall_clock_breakdown": true, "norm": "llamarmsnorm", "is_binary": true'
+    reading = written(tmp_path, "job.yml", JOB % words)
+    assert reading.config["model"]["norm"] == "rmsnorm"
+    (note,) = [note for note in reading.config["notes"] if note.startswith("not options of GPT-NeoX")]
+    assert note.endswith(": is_binary")
+    assert any(flag.name == "wall_clock_breakdown" for flag in reading.of("approximated"))
+
+
+def test_stages_that_do_not_divide_the_layers(tmp_path: Path) -> None:
+    """DeepSpeed deals 8 layers to 3 stages as 3, 3 and 2; 8 devices of a node are no multiple of 3, 6 are."""
+    job = JOB.replace('"pipe_parallel_size": 1', '"pipe_parallel_size": 3') % '"num_gpus": 6'
+    plan = to_job(written(tmp_path, "job.yml", job), SETS).parallelism
+    assert (plan.layers_per_stage, plan.dp) == ([3, 3, 2], 2)

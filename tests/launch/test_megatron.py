@@ -103,7 +103,12 @@ def test_a_script_is_named_with_its_words(tmp_path):
     assert found.config["performance"]["overlap"] == {"tp": True, "dp": True, "pp": False}
     why = "pass script and arguments as one string: 'SCRIPT ARG ...'"
     told = problems(read, "megatron", str(path))
-    assert told == [f"{path}: line 130: $3, $4, $2, $5, $7, $8, $9, $6, $12 have no value; {why}"]
+    words = (
+        "$2 (--num-layers ...), $3 (--micro-batch-size), $4 (--global-batch-size), $5 (--seq-length), $6 (--bf16 ...), "
+        "$7 (--tensor-model-parallel-size ...), $8 (--pipeline-model-parallel-size ...), $9 (--context-parallel-size), "
+        "$12 (--recompute-activations ...)"
+    )
+    assert told == [f"{path}: line 130: {words} have no value; {why}"]
 
 
 def test_the_environment_is_named():

@@ -126,3 +126,13 @@ def test_before_release_2_fused_kernels_are_off_by_default(tmp_path):
 
 
 _FUSIONS = "--scaled-upper-triang-masked-softmax-fusion --bias-gelu-fusion"
+
+
+def test_flash_attention_of_local_layers_is_told_where_nothing_says_the_release(tmp_path):
+    """Releases from core 0.4 to 0.19 have the flags: the older models read --use-flash-attn, Megatron-Core's layers do not."""
+    path = tmp_path / "run.sh"
+    for more, told in (("", 1), (" --data-impl mmap", 0)):  # --data-impl is of 23.06 and before
+        path.write_text(f"{RUN} {FLAGS} --transformer-impl local --use-flash-attn{more}\n", encoding="utf-8")
+        found = read("megatron", str(path), HARDWARE)
+        assert found.config["performance"]["attention_impl"] == "flash"
+        assert sum(flag.name == "--use-flash-attn" for flag in found.of("approximated")) == told

@@ -53,7 +53,7 @@ def test_of_two_jobs_of_one_program_the_first_is_read(tmp_path):
     text = "".join(command.format("sft.py") + f"--per_device_train_batch_size {size}\n" for size in (2, 3))
     found = job(tmp_path, "run.sh", text)
     assert found.data.microbatch_sz == 2
-    assert any(note.startswith("lines 1, 2 each launch a job: only that of line 1 is read") for note in found.notes)
+    assert any(note.startswith("lines 1, 2 each launch a job, of which only the first is read") for note in found.notes)
     other = text + command.format("score.py") + "--per_device_train_batch_size 2\n"
     assert "cannot determine which one trains" in problems(tmp_path, "run.sh", other)[0]
 

@@ -31,6 +31,8 @@ FUNCTIONS = [
     "get() { if [ $1 = 7b ]; then echo 32; return; fi; echo --l 40; }; torchrun t.py $(get 7b) $(get x)",
 ]
 SUBSHELLS = [
+    "X=4 & torchrun t.py ${X:-2}",
+    "f() { X=9; }; X=1; f & { Y=2; } & wait; torchrun t.py $X ${Y:-3}",
     "TP=2; (TP=8; cd /); torchrun t.py $TP",
     "f() (TP=4); TP=2; f; torchrun t.py $TP",
     "f() { TP=8; }; TP=2; f | cat; TP=4 | cat; torchrun t.py $TP",
@@ -66,6 +68,7 @@ WORDS = [
     "A=010; torchrun t.py $((A + 1)) $((0x10)) $((10#08 + 1))",
     "export CUDA_VISIBLE_DEVICES=4,5; N=$(echo $CUDA_VISIBLE_DEVICES | tr ',' '\\n' | wc -l); torchrun t.py $N",
     "G=0,1,2; torchrun t.py $(echo $G | awk -F',' '{print NF}')",
+    'A=(1 2); unset A; torchrun t.py ${#A[@]} "${A[@]}" end',
 ]  # fmt: skip
 
 
@@ -103,3 +106,9 @@ def test_options_that_are_not_given_are_not_set():
     assert [word.text for word in found.arguments] == ["--pipeline-model-parallel-size", "4"]
     assert any("options (getopts) are taken as not given" in note for note in found.notes)
     assert words(text, **{"1": "-z"}) == ["--deepspeed"]
+
+
+def test_the_length_of_an_array_with_another_that_is_not_set_is_open():
+    """bash makes no word of "${A[@]}" then; a file that sources the script may have set it."""
+    (word, *_) = read_script('B=("${A[@]}" x)\ntorchrun t.py ${#B[@]}', "run.sh", {}).arguments
+    assert word.unresolved

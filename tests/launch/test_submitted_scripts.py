@@ -125,7 +125,7 @@ def test_the_first_of_several_jobs_is_read_unless_a_line_is_chosen():
         ):
             words(text, LAUNCH_LINE=other)
     (note,) = read_script(text, "run.sh").notes[:1]
-    assert note.startswith("lines 1, 2 each launch a job: only that of line 1 is read; write LAUNCH_LINE=N before")
+    assert note.startswith("lines 1, 2 each launch a job, of which only the first is read; write LAUNCH_LINE=N before")
     assert words("torchrun main.py --a 1\ntorchrun other.py --a 2", LAUNCH_LINE="2") == ["--a", "2"]
 
 

@@ -148,6 +148,8 @@ def test_flags_of_experts_that_a_job_has_none_of_are_not_asked_for(tmp_path, mon
     test = 'if [ "$BALANCE" = bias ]; then MORE="$MORE --moe-router-enable-expert-bias"; fi\n'
     script = f"MORE=\n{test}{LAUNCH} --bf16 $MORE\n"
     assert precision(read_of(tmp_path, script)) == "bf16"
+    unknown = script.replace("--moe-router-enable-expert-bias", "--moe-use-upcycling")
+    assert precision(read_of(tmp_path, unknown)) == "bf16"
     assert "--moe-router-enable-expert-bias: $MORE" in problem_of(
         tmp_path, script.replace("bf16", "bf16 --num-experts 8")
     )

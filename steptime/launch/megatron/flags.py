@@ -90,15 +90,25 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
         number, unknown, flags = found[0]
         named = dict.fromkeys(f"${other.variable}" for _, other, _ in found)
         if kind in {"words", "variables"} and len(named) > 1:
-            what = f"{', '.join(named)} have no value"
-            fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
-            if kind == "variables":
-                fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
-            yield f"line {number}: {what}; {fix}"
+            fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
+            if kind == "words":
+                fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
+                named = {
+                    f"{name} ({_flags_with(name[1:], found)})": None
+                    for name in sorted(named, key=lambda one: int(one[1:]))
+                }
+            yield f"line {number}: {', '.join(named)} have no value; {fix}"
         else:
             more = f" (and {counted(len(found) - 1, 'other')})" if len(found) > 1 else ""
             told = unknown.told(f"write the value{'s' if more else ''} into the script")
             yield f"line {number}: {', '.join(dict.fromkeys(flag for *_, named in found for flag in named))}: {told}{more}"
+
+
+def _flags_with(variable: str, found: Iterable[tuple[int, Unknown, list[str]]]) -> str:
+    """The first flag that needs a variable's value, and whether others do."""
+    named = ", ".join(flag for _, unknown, flags in found if unknown.variable == variable for flag in flags)
+    flags = dict.fromkeys(named.split(", "))
+    return f"{next(iter(flags), '')}{' ...' * (len(flags) > 1)}"
 
 
 def _stray(word: Word, line: CommandLine) -> None:
@@ -205,6 +215,16 @@ def is_of_core(arguments: Collection[str]) -> bool:
     """
     first, order = fitting_release(arguments).partition(" to ")[0], list(releases())
     return first in order and order.index(first) >= order.index(_OF_CORE) and "use_legacy_models" not in arguments
+
+
+def may_be_of_core(arguments: Collection[str]) -> bool:
+    """Whether a release whose models are Megatron-Core's has all of the arguments, as older ones may.
+
+    >>> may_be_of_core(["use_flash_attn"]), may_be_of_core(["data_impl"])
+    (True, False)
+    """
+    last, order = fitting_release(arguments).rpartition("to ")[2], list(releases())
+    return last in order and order.index(last) >= order.index(_OF_CORE)
 
 
 def own_layers_by_default(arguments: Collection[str]) -> bool:

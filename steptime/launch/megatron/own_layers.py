@@ -6,6 +6,7 @@ import re
 from pathlib import PurePosixPath
 
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.flags import is_of_core, may_be_of_core
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.script import Script
@@ -43,6 +44,20 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
         return
     keys.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
     keys.notes.append(f"Megatron's own layers: {why}")
+
+
+def have_one_attention(keys: JobKeys) -> bool:
+    """Whether the local layers are Megatron-Core's, which have one attention whatever is asked for; told where nobody says it."""
+    if keys.on("use_legacy_models"):
+        return False
+    if is_of_core(keys.values) or "use_legacy_models" in keys.defaults:  # as the parser of its checkout says
+        keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
+        return True
+    if may_be_of_core(keys.values):
+        keys.approximate(
+            "use_flash_attn", "flash attention of the older models: from core 0.8 on local layers keep all scores"
+        )
+    return False
 
 
 def _parser_of(program: str, nearby: NearbyFiles) -> str:

@@ -9,7 +9,7 @@ from steptime.launch.devices import machine_told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
-from steptime.launch.megatron.flags import is_of_core
+from steptime.launch.megatron.own_layers import have_one_attention
 from steptime.launch.megatron.torch_fsdp import by_torch_fsdp
 from steptime.software.settings import OffloadModule
 from steptime.software.timing_settings import GraphModule
@@ -229,11 +229,8 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     TransformerEngine's.
     """
     local = keys.get("transformer_impl") == "local"
-    own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
-    of_core = is_of_core(keys.values) or "use_legacy_models" in keys.defaults  # as the parser of its checkout says
-    if local and not own and of_core and not keys.on("use_legacy_models"):
-        own = True
-        keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
+    asked = keys.on("use_flash_attn") or keys.get("attention_backend") != "auto"
+    own = local and (not asked or have_one_attention(keys))
     # TransformerEngine's fused kernels take 16-bit values only (pytorch/attention/dot_product_attention/utils.py)
     whole = not local and plain_dtype(keys) == "fp32" and keys.get("attention_backend") in (None, "auto")
     unfused = keys.word("attention_backend") or own or whole or (not local and _without_fused_attention(keys))

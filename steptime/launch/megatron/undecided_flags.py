@@ -56,7 +56,7 @@ def _costly(arguments: Mapping[str, tuple[str, str]], said: set[str]) -> dict[st
     found = {}
     for argument, value in arguments.items():
         rule = table.rules.get(spelled(argument, table))
-        needed = rule.only_with if rule else ""
+        needed = (rule.only_with if rule else "") or ("num_experts" if argument.startswith("moe_") else "")
         if needed and needed not in said and table.defaults.get(needed, ("", None))[1] in (None, False, 0, 1):
             continue
         if speaks_of_cost(argument) if rule is None else rule.status != "irrelevant":

@@ -193,7 +193,7 @@ class Expander:
 
     def _elements(self, name: str, index: str | None, line: int) -> list[Value]:
         if index in {"[@]", "[*]"}:
-            found = self.scope.values.get(name)
+            found = [] if name in self.scope.cleared else self.scope.values.get(name)
             return list(found) if found is not None else [Value(self.scope.unset(name), line)]
         if index is None:
             return self._variable(name, line)

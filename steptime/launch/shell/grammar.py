@@ -67,7 +67,10 @@ class _Parser:
             if (token.operator and token.text in {")", ";;"}) or (not token.operator and token.text in _CLOSING):
                 return found
             before = self.i
-            found.append(self.chain())
+            statement = self.chain()
+            found.append(
+                Subshell([statement]) if self.at("&") else statement
+            )  # what runs in the background keeps what it assigns
             self.skip()
             if self.i == before:
                 raise self.fail(token, f"unexpected {token.text!r}")

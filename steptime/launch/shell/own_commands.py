@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
+from steptime.launch.devices import OF_OPTIONS
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import assign, let, read_names, write_file
 from steptime.launch.shell.conditions import Outcome
@@ -16,9 +17,7 @@ from steptime.launch.shell.statements import ASSIGNMENT, Simple
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _LEFT: dict[str, Left] = {"break": "break", "continue": "continue", "return": "return"}
 
-_NO_OPTIONS = (
-    "the script's options (getopts) are taken as not given; for others pass script and arguments as one string"
-)
+_NO_OPTIONS = f"{OF_OPTIONS} are taken as not given; for others pass script and arguments as one string"
 
 
 class _Walk(Protocol):

@@ -240,17 +240,19 @@ def _by_hosts(
         return nodes, per_node, named, ""
     if _option(words, ("--hostfile", "-H", "-hostfile")) is not None:
         return None, per_node, None, ""
-    devices = None if per_node else _counted(variables)
+    counted, devices = ("", None) if per_node else _counted(variables)
     there = _visible(variables) or int(variables.get(DEVICES_ON_NODE, 0))
     default = f"deepspeed, {'' if per_node else 'every device of '}one node without a hostfile"
+    default = f"{counted} of the script" if devices else default
     per_node = per_node or (None if devices else there or None)
     return (1, per_node, devices, default) if per_node else (None, per_node, devices, "")
 
 
-def _counted(variables: dict[str, str]) -> int | None:
-    """Devices that a script counts itself."""
-    counts = [text for name, text in variables.items() if name.lower() in {"num_gpus", "world_size"}]
-    return next((int(text) for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text)), None)
+def _counted(variables: dict[str, str]) -> tuple[str, int | None]:
+    """Devices that a script counts itself, and the variable that has them."""
+    counts = (name for name in variables if name.lower() in {"num_gpus", "world_size"})
+    named = next((name for name in counts if re.fullmatch(r"[1-9]\d{0,6}", variables[name])), "")
+    return named, int(variables[named]) if named else None
 
 
 _PER_NODE = ("NPROC_PER_NODE", "GPUS_PER_NODE")

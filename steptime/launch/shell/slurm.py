@@ -82,8 +82,9 @@ def nodes_listed(scope: Scope, command: str, shown: str, line: int) -> str:
 def length_of(scope: Scope, name: str, values: list[Value], line: int) -> str:
     """How many elements an array has: as many as the job's nodes where it is what a command prints that lists them."""
     reasons = (reason for value in values for reason in scope.reasons_of(value.text))
-    several = next((one for one in reasons if re.match(rf"\$(?:\(|\{{\w+\[[@*]|{name}$)", one.shown)), None)
-    if several is None or several.unset:
+    open_ = re.compile(rf"\$(?:\(|\{{\w+\[[@*]|{name}$)")
+    several = next((one for one in reasons if one.unset or open_.match(one.shown)), None)
+    if several is None or (several.unset and len(values) == 1):
         return "0" if several else str(len(values))
     listed = several.cause.nodes and [value.text for value in values] == [scope.mark(several.shown, several.cause)]
     if listed and name in scope.arrays:

@@ -62,7 +62,7 @@ class Chain(NamedTuple):
 
 
 class Subshell(NamedTuple):
-    """Commands in parentheses, or before a pipe: what they assign is theirs."""
+    """Commands in parentheses, in the background, or before a pipe: what they assign is theirs."""
 
     body: list[Statement]
 

@@ -6,6 +6,7 @@ import posixpath
 import re
 from typing import NamedTuple
 
+from steptime.launch.devices import FIRST_OF_SEVERAL
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.processes import LAUNCHERS
 from steptime.launch.shell.recorded_commands import Command
@@ -76,9 +77,9 @@ def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | No
             return None, [f"{name}: {len(trains)} launch commands ({where}), cannot determine which one trains; {fix}"]
         elif len(lines) > 1:
             fix = f"write {LINE}=N before the command for another"
-            walk.told.append(f"{where} each launch a job: only that of line {lines[0]} is read; {fix}")
+            walk.told.append(f"{where} each launch a job{FIRST_OF_SEVERAL}; {fix}")
         else:
-            walk.told.append(f"line {lines[0]} launches {len(trains)} jobs in a loop: only the first is read")
+            walk.told.append(f"line {lines[0]} launches {len(trains)} jobs in a loop{FIRST_OF_SEVERAL}")
     launch = next(iter(trains.values()))
     if (doubt := launch.command.doubt) is not None and (doubt.variable or not _trains(launch)):
         told = doubt.told("put the flags in a file (args.txt)")
