@@ -24,7 +24,7 @@ SUBCOMMANDS = {
     "search": "find the best layout on a number of devices",
     "sensitivity": "effect of 10 % more bandwidth, FLOP/s or memory",
     "scale": "step time by data-parallel degree: weak and strong scaling",
-    "diff": "compare plans or training logs: settings, step, memory",
+    "diff": "compare plans, launch files, logs: settings, step, memory",
     "explain": "show one figure, or a measured row, as formula and numbers",
     "serve": "interactive page to change a plan and see its report",
     "bench": "measure this machine with torch and compare with predictions",
