@@ -74,9 +74,11 @@ def read_torchtitan(
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", "\n".join(plain_lines(text)))
     named = version[1] if version and version[1] != "0.0.0" else ""
     release = "" if later else _release(keys, named)
-    reading = keys.reading(
-        config_of(keys, told(sets, "model") or model or flavor_of(keys, of_function=later), devices, release)
+    entries = keys.whole("training.vocab_size")
+    model = (
+        told(sets, "model") or model or flavor_of(keys, of_function=later) | ({"vocab_sz": entries} if entries else {})
     )
+    reading = keys.reading(config_of(keys, model, devices, release))
     return reading._replace(framework=f"torchtitan {named or release[1:]}") if named or release else reading
 
 
