@@ -146,7 +146,12 @@ def is_told_first(note: str, devices: int, on_node: int) -> bool:
 
 def still_true(notes: Iterable[str], sets: Sets) -> list[str]:
     """The notes of a script, but for the one on a number of devices where the user tells the number."""
-    return [note for note in notes if not (states_devices(sets) and note.startswith(NOT_STATED))]
+    return [note for note in notes if not (states_devices(sets) and is_default(note))]
+
+
+def is_default(note: str) -> bool:
+    """Whether a note is on a number of devices that a launcher's default, or a variable of the script, gives."""
+    return note.startswith(NOT_STATED)
 
 
 class _Read(Protocol):
@@ -160,8 +165,31 @@ class _Read(Protocol):
 
 def stated(found: _Read, sets: Sets) -> int | None:
     """The devices that a launch file gives, but for a default where the user tells the number."""
-    default = any(note.startswith(NOT_STATED) for note in found.notes)
+    default = any(map(is_default, found.notes))
     return None if default and states_devices(sets) else found.devices
+
+
+def of_script(keys: JobKeys, found: _Read) -> int | None:
+    """The devices of a Megatron script, but for a default where a ds_config's batch sizes tell dp.
+
+    A number in variables of the script that does not divide the batch is asked for.
+    """
+    devices = stated(found, keys.sets)
+    note = next(filter(is_default, keys.notes), "")
+    if devices is None or not note:
+        return devices
+    ranks = prod(keys.whole(f"{axis}_parallel_size") or 1 for axis in ("tensor_model", "pipeline_model", "context"))
+    share = (keys.whole("micro_batch_size") or 1) * devices // ranks
+    whole = keys.whole("global_batch_size") or share
+    why = note.partition(" assumed: ")[2].partition("; else")[0]
+    against = " of the script" in why and (devices % ranks or whole % share)
+    if against:
+        told = f"{devices} ({why}) do not divide the batch of {whole} over {ranks} ranks"
+        keys.left_open["parallelism.dp"] = f"number of devices unknown: {told}; {SET_DEVICES}"
+    if not against and keys.whole("data_parallel_size") is None:
+        return devices
+    keys.notes = [note for note in keys.notes if not is_default(note)]
+    return None
 
 
 def states_devices(sets: Sets) -> bool:

@@ -126,6 +126,14 @@ def test_the_batch_of_a_ds_config_goes_before_the_launchers_default(tmp_path):
     assert not [note for note in job.notes if note.startswith("number of devices")]
 
 
+def test_a_batch_that_variables_of_devices_do_not_divide_asks_for_their_number(tmp_path):
+    """3 of WORLD_SIZE, which the one process that Python starts does not read, have no whole share of 32 sequences in fours."""
+    run = f"WORLD_SIZE=3\nRANK=0\npython pretrain_gpt.py {FLAGS}\n"
+    (told,) = problems(tmp_path, {"run.sh": run}, "run.sh")
+    assert told.startswith("number of devices unknown: 3 (WORLD_SIZE of the script, whose command starts one process)")
+    assert job_of(tmp_path, {"run.sh": run.replace("=3", "=4")}, "run.sh").parallelism.dp == 4
+
+
 def test_a_fragment_of_flags_asks_for_the_script_that_reads_it(tmp_path):
     """As Megatron-LM's examples/post_training/modelopt/conf: the batch follows from the devices."""
     fragment = f'MODEL_ARGS=" {FLAGS.replace("--global-batch-size 32", "")} "\n'

@@ -11,7 +11,7 @@ from steptime.base.document import parse
 from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import NOT_STATED, stated, states_devices, still_true, told
+from steptime.launch.devices import is_default, of_script, states_devices, still_true, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
@@ -33,8 +33,6 @@ from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
 T = TypeVar("T")
-_IS_DEFAULT = re.compile(NOT_STATED).match
-"""Whether a note is on a number of devices that a launcher's default, or a variable of the script, gives."""
 _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
 """Of the line that Megatron-LM logs for a step."""
 _HYBRID = "a hybrid Mamba model without a pattern of layers"
@@ -143,7 +141,7 @@ def _from_words(
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node
-        taken = any(map(_IS_DEFAULT, script.notes))
+        taken = any(map(is_default, script.notes))
         if script.devices_per_node and script.nodes and not taken and not states_devices(sets):
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
@@ -155,20 +153,12 @@ def _from_words(
     _put_engine(keys, nearby)
     if stage := _unknown_stage(keys, nearby):
         keys.left_open["parallelism.zero_level"] = stage
-    devices = _devices(keys, script, sets) if script else devices
+    devices = of_script(keys, script) if script else devices
     reading = _plan(keys, is_legacy(said.arguments), devices)
     if stage:
         reading.config["parallelism"].pop("zero_level", None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
-
-
-def _devices(keys: JobKeys, script: Script, sets: Sets) -> int | None:
-    """The devices of a script; None where they are a default, and the batch sizes of a ds_config tell dp."""
-    if keys.whole("data_parallel_size") is None or not any(map(_IS_DEFAULT, keys.notes)):
-        return stated(script, sets)
-    keys.notes = [note for note in keys.notes if not _IS_DEFAULT(note)]
-    return None
 
 
 def _put_engine(keys: JobKeys, nearby: NearbyFiles | None) -> None:
