@@ -123,11 +123,11 @@ def test_the_number_of_devices_that_a_config_states(tmp_path: Path) -> None:
 def test_the_devices_on_which_a_model_was_trained_are_no_number_of_a_copy(tmp_path: Path) -> None:
     """As configs/20B.yml says of 96 A100, whose copies keep the comment with degrees of their own."""
     job = "# as it was trained on 96x 40GB A100\n# GPUs. You may need to change some parameters.\n" + JOB
-    (told,) = asked(tmp_path, "job.yml", job % '"vocab_size": 1000')
+    (told,) = asked(tmp_path, "job.yml", job % '"log_interval": 10')
     assert (
         told == "number of devices unknown: a comment says that the model was trained on 96; add --set parallelism.dp=N"
     )
-    stated = written(tmp_path, "job.yml", job % '"vocab_size": 1000, "num_gpus": 4').config
+    stated = written(tmp_path, "job.yml", job % '"log_interval": 10, "num_gpus": 4').config
     assert stated["parallelism"]["dp"] == 4
 
 

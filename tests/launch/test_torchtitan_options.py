@@ -232,7 +232,7 @@ def test_cuda_graphs_are_on_where_the_checkout_has_them(tmp_path):
 
 def test_a_fork_that_states_its_vocabulary():
     """training.vocab_size, which its train.py puts over the flavor's: the embedding and the head of Llama 3 8B have 256 rows."""
-    text = job().replace("[training]\n", "[training]\nvocab_size = 256\n")
+    text = config_text().replace("[training]\n", "[training]\nvocab_size = 256\n")
     plan = to_job(read_torchtitan("job.toml", text), {"hardware.node_type": "b300"})
     assert (plan.model.vocab_sz, plan.model.hidden_sz) == (256, 4096)
-    assert to_job(read_torchtitan("job.toml", job()), {"hardware.node_type": "b300"}).model.vocab_sz == 128256
+    assert to_job(read_torchtitan("job.toml", config_text()), {"hardware.node_type": "b300"}).model.vocab_sz == 128256
