@@ -31,7 +31,10 @@ _JOB = "_job"
 _PLAN = "write a plan with its settings"
 _READS = re.compile(r"(?:log\w*\.\w+|print)\(")
 _ENTRIES = "model.embedding_size"
-_LENGTH = "max_sequence_length"
+_LENGTH, _OLDER = "max_sequence_length", "sequence_length"
+"""The argument of build_config for the length of sequences, and that of older releases."""
+_USUAL = 4096
+"""Its default, in both."""
 
 
 def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby: NearbyFiles | None) -> Said | None:
@@ -93,6 +96,7 @@ def _config(path: str, text: str) -> dict[str, Any]:
     said = found[0]
     if own := sorted({"finalize_config", "common_config_builder"} & said.keys()):
         raise ConfigError(f"{path}: what {own[0]} sets is not read; {_PLAN}")
+    said = {_LENGTH: said.pop(_OLDER, ast.Constant(_USUAL))} | said
     plain = ", ".join(f"{key}={ast.unparse(said[key])}" for key in _PLAIN if key in said)
     tokenizer = ast.unparse(said["tokenizer"]) if "tokenizer" in said else "TokenizerConfig.dolma2(x=0)"
     parts = ", ".join(f"{part}={ast.unparse(said[key])}(common)" for key, part in _BUILDERS.items())
@@ -133,13 +137,15 @@ def _said(path: str, tree: dict[str, Any], script: Script | None) -> Said:
     said = _model(model, table) | flatten({"train_module": _plain(module)})
     optimizer = str((module.get("optim") or {}).get(CLASS, "")).removesuffix("Config")
     said |= {_ENTRIES: entries, "train_module.optim": "AdamW" if "Adam" in optimizer else optimizer}
-    length, micro = tree.get(_LENGTH, 4096), said.pop("train_module.rank_microbatch_size", None)
+    length, micro = tree.get(_LENGTH), said.pop("train_module.rank_microbatch_size", None)
+    if not isinstance(length, int):
+        raise ConfigError(f"{path}: it does not state {_LENGTH} as a number; {_PLAN}")
     said |= {
         "sequence_length": length,
         "global_batch_size": tree.get("global_batch_size"),
         "num_nodes": tree.get("num_nodes"),
     }
-    if isinstance(micro, int) and isinstance(length, int):
+    if isinstance(micro, int):
         said["train_module.rank_microbatch_size / sequence_length"] = micro // length
     for key, value in said.items():
         rule = rule_of(spelled(key, table), table)

@@ -86,6 +86,14 @@ def test_a_program_by_its_builders(tmp_path: Path) -> None:
     assert found.parallelism.fsdp is not None
     assert found.parallelism.fsdp.reduce_dtype == "fp32"
     assert (found.performance.precision, found.performance.compile) == ("bf16", "blocks")
+    older = PROGRAM.replace("max_sequence_length=LENGTH", "sequence_length=LENGTH")
+    assert job(written(tmp_path, "older.py", older, devices=16)).data == found.data
+    usual = PROGRAM.replace("max_sequence_length=LENGTH,", "").replace("4 * 1024", "8 * 1024")  # 4,096 by default
+    assert job(written(tmp_path, "usual.py", usual, devices=16)).data.model_dump() == {
+        "gbs": 128,
+        "seqlen": 4096,
+        "microbatch_sz": 2,
+    }
     assert asked(tmp_path, "train.py", PROGRAM) == ("number of devices unknown; add --set parallelism.dp=N",)
 
 
@@ -132,6 +140,7 @@ def test_a_whole_config_in_one_function(tmp_path: Path) -> None:
         ("return " + NAMED, f"config = {NAMED}\n        freeze(config)\n        return config", "freeze(config) may change"),
         ("common.tokenizer", "other", "vocabulary size unknown (other.padded_vocab_size())"),
         ("train_module_config_builder", "module_builder", "a program over OLMo-core that gives no builders"),
+        ("max_sequence_length=LENGTH", "max_sequence_length=LENGTH ** 1", "does not state max_sequence_length as a number"),
         ("trainer_config_builder", "finalize_config", "what finalize_config sets is not read"),
         ("olmo2_7B", "olmoe_1B_7B", "model 'TransformerConfig.olmoe_1B_7B' is not among the presets"),
         ("float8_config", "ac_config=C(mode=Mode.budget, activation_memory_budget=0.5), float8_config", "memory_budget 0.5"),
