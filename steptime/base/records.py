@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import Any, Self, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -53,9 +53,6 @@ class Switches(ByFields):
     >>> Kernels(fused=True).replace(chunks=2)
     Kernels(fused=True, chunks=2)
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-    """For tests, which validate the files."""
 
     def __init_subclass__(cls) -> None:
         """Make a dataclass of the group, without an `__init__` of its own, which takes long to compile."""
