@@ -181,7 +181,7 @@ def _experts(draw: random.Random, model: Section, layout: Section, performance: 
     assert moe is not None
     kinds = schema()["$defs"]["Moe"]["properties"]
     changes = {key: drawn(kinds[key], draw) for key in draw.sample(sorted(kinds), draw.choice((1, 1, 2, 3)))}
-    model["moe"] = moe.model_dump(mode="json", exclude_unset=True) | changes
+    model["moe"] = moe.model_dump(exclude_unset=True) | changes
     layout["ep"] = draw.choice((1, 2, 2, 4, 8))
     if draw.random() < 0.6:
         layout.pop("fsdp", None)

@@ -79,7 +79,7 @@ def settled(job: Job, names: Sequence[str]) -> Axes:
     said, p = job.performance, job.parallelism
     key, value = WORD, said.activation_checkpointing_type or "none"
     if said.recompute is not None:
-        key, value = MAPPING, said.recompute.model_dump(mode="json", exclude_unset=True)
+        key, value = MAPPING, said.recompute.model_dump(exclude_unset=True)
     own = {"zero_level": job.zero_level, "sp": job.sp, "cp": p.cp, "vpp": p.vpp, "recompute": value}
     return Axes({key if name == "recompute" else name: (own[name],) for name in names})
 

@@ -199,7 +199,7 @@ def test_a_report_needs_neither_numpy_nor_torch_nor_tabulate(args):
 
 def test_the_parser_needs_no_pydantic():
     done = process(
-        command="import sys; from steptime.commands.cli import parser; parser(); print('pydantic' in sys.modules)"
+        command="import sys; from steptime.commands.cli import parser; parser(); print('pydantic_core' in sys.modules)"
     )
     assert done.stdout == b"False\n"
 

@@ -1,9 +1,9 @@
 """Bad input: every problem at once, one line each, never a traceback."""
 
 import pytest
-from pydantic import Field
 
-from steptime.base.config import Config, ConfigError, Section
+from steptime.base.config import Config, ConfigError
+from steptime.base.core_schemas import Field
 from steptime.job.job import Job
 from steptime.job.limits import DUALPIPE
 from steptime.software.profiles import profile_names
@@ -303,6 +303,6 @@ def test_a_default_section_is_dumped_before_any_value_of_it_was_read():
         size: int = 2
 
     class Outer(Config):
-        inner: Section[Inner] = Field(default_factory=Inner.model_construct)
+        inner: Inner = Field(default_factory=Inner.model_construct)
 
     assert Outer().model_dump() == {"inner": {"size": 2}}

@@ -1,14 +1,15 @@
 """Software profiles: complete, sourced, and resolved with a job's own options."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from jobs import job
 
 from steptime import software
 from steptime.answer.assumptions import assumptions
-from steptime.base.config import ConfigError, build
+from steptime.base.config import Config, ConfigError, build
 from steptime.job.job import Job
 from steptime.software.hidden_shares import Overlap
 from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve
@@ -84,8 +85,19 @@ def test_every_profile_and_release_is_valid(name):
         for key, value in profile_mapping(said).items():
             group = next((group for group, cls in SETTING_GROUPS.items() if key in cls.__annotations__), None)
             groups.setdefault(group, {})[key] = value
-        valid = build(Software, groups.pop(None) | groups)
-        assert repr(load_software(said)) == repr(valid)
+        found = load_software(said)
+        for group in groups.keys() & SETTING_GROUPS.keys():
+            assert repr(build(_checked(SETTING_GROUPS[group]), groups[group])) == repr(getattr(found, group))
+            groups[group] = getattr(found, group)
+        assert repr(build(Software, groups.pop(None) | groups)) == repr(found)
+
+
+def _checked(group: type) -> type[Config]:
+    """The class of a group as one whose values are validated."""
+    defaults = {each.name: each.default for each in fields(group) if each.default is not MISSING}
+    return type(Config)(
+        group.__name__, (Config,), {"__annotations__": get_type_hints(group, include_extras=True), **defaults}
+    )
 
 
 @pytest.mark.parametrize(

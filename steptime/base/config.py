@@ -4,15 +4,14 @@ Each is one line, `path: what is wrong (got VALUE); what to write instead`; `Con
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import ValidationError
 
-from steptime.base.later import Later
-from steptime.base.public_names import PublicFields, PublicNames
+from steptime.base.core_schemas import BeforeValidator
+from steptime.base.declared import Settings, validator
 from steptime.base.units import spelled_out
 
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -51,7 +50,20 @@ class MisplacedBool(str):
     __slots__ = ()
 
 
-class Config(PublicFields, metaclass=PublicNames):
+class Wording(NamedTuple):
+    """What the error lines of a class say of its keys."""
+
+    not_modeled: Mapping[str, str] = {}
+    """Keys ("path") and values ("path=word") that are known but not modeled, with their message."""
+    natural_names: Mapping[str, str] = {}
+    """Keys of other frameworks -> the dotted key with the same meaning."""
+    missing: Mapping[str, str] = {}
+    """Required keys -> what to give where they are missing; "": any other."""
+    fixes: Mapping[str, str] = {}
+    """Keys with a value of the wrong type ("path=value") -> what to write; "": where a mapping is expected."""
+
+
+class Config(Settings):
     """A frozen model in which an unknown key is an error.
 
     Numbers may be written as text ("1e12" is a string to PyYAML); a bool is not a number.
@@ -60,7 +72,7 @@ class Config(PublicFields, metaclass=PublicNames):
         ConfigError: if keys are unknown, missing or wrong; one line for each.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    wording: ClassVar[Wording] = Wording()
     draw: ClassVar[Callable[[Any], str | None]] = lambda _: None  # as HTML, where report.notebook is loaded
 
     def _repr_html_(self) -> str | None:
@@ -68,32 +80,9 @@ class Config(PublicFields, metaclass=PublicNames):
 
     def __init__(self, **data: Any) -> None:
         try:
-            self.__pydantic_validator__.validate_python(data, self_instance=self)
+            validator(type(self)).validate_python(data, self_instance=self)
         except ValidationError as error:
             raise ConfigError(describe(error, type(self), data)) from None
-
-    # pydantic's core then fills nested models itself instead of calling their __init__
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
-
-    def __copy__(self) -> Self:
-        """The fields alone: what a `cached_property` holds may not hold for a copy with other fields."""
-        copy = super().__copy__()
-        for name in copy.__dict__.keys() - type(self).model_fields.keys():
-            object.__delattr__(copy, name)
-        return copy
-
-    def __eq__(self, other: object) -> bool:
-        """By the fields, in a third of the time of pydantic's, which first takes them from what properties have added."""
-        if type(other) is not type(self):
-            return NotImplemented
-        names, mine, others = type(self).model_fields, self.__dict__, other.__dict__
-        return [*map(mine.get, names)] == [*map(others.get, names)]
-
-    __hash__ = BaseModel.__hash__
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(cls._read_scalars, handler(source))
 
     @classmethod
     def _read_scalars(cls, data: Any) -> Any:
@@ -112,10 +101,6 @@ class Config(PublicFields, metaclass=PublicNames):
 C = TypeVar("C", bound=Config)
 
 
-Section: TypeAlias = Annotated[C, Later()]
-"""A section inside another."""
-
-
 def build(cls: type[C], data: Any, at: str = "") -> C:
     """`data` (a mapping or an instance) as a `cls`; `at` is its dotted path, for messages.
 
@@ -129,7 +114,7 @@ def build(cls: type[C], data: Any, at: str = "") -> C:
 
 
 @cache
-def _numeric_fields(cls: type[BaseModel]) -> frozenset[str]:
+def _numeric_fields(cls: type[Settings]) -> frozenset[str]:
     """Fields that accept a number but not a bool (pydantic would read true as 1)."""
     own_reader = {
         k for k, f in cls.model_fields.items() if any(isinstance(item, BeforeValidator) for item in f.metadata)
@@ -139,7 +124,7 @@ def _numeric_fields(cls: type[BaseModel]) -> frozenset[str]:
 
 
 @cache
-def _text_fields(cls: type[BaseModel]) -> frozenset[str]:
+def _text_fields(cls: type[Settings]) -> frozenset[str]:
     return frozenset(name for name, field in cls.model_fields.items() if str in _leaves(field.annotation))
 
 
@@ -207,7 +192,7 @@ def near(word: object, words: Iterable[str]) -> str:
 
 def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "") -> list[ConfigProblem]:
     """The problems of a validation of `data` as `cls`; `at` is the dotted path of `data`."""
-    groups: dict[str, list[tuple[Any, list[type[BaseModel]]]]] = {}
+    groups: dict[str, list[tuple[Any, list[type[Settings]]]]] = {}
     for item in error.errors(include_url=False):
         if item["type"] == "default_factory_not_called":
             continue  # follows from another problem
@@ -222,7 +207,7 @@ def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "")
     return [p for p in found if p.path not in spelled or not p.line.startswith(f"{p.path}: required key is missing")]
 
 
-def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: type[Config]) -> list[ConfigProblem]:
+def _problems(path: str, items: list[tuple[Any, list[type[Settings]]]], cls: type[Config]) -> list[ConfigProblem]:
     """Problems that pydantic finds at one path; a ConfigError raised by a validator keeps its own problems."""
     first, owners = items[0]
     got, kind = first["input"], first["type"]
@@ -254,7 +239,7 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
     return [ConfigProblem(line + fixes.get(f"{path}={got if isinstance(got, str) else show(got)}", usual), path)]
 
 
-def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
+def _wrong(items: list[tuple[Any, list[type[Settings]]]]) -> str:
     """The message for a value with no expected type, bound or word; several items are the arms of a union."""
     first = items[0][0]
     got, kind = first["input"], first["type"]
@@ -277,9 +262,9 @@ def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
     return f"expected {' or '.join(expected)} (got {show(got)}){hint}"
 
 
-def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]]]:
+def _locate(cls: type[Settings], data: Any, loc: tuple[int | str, ...]) -> tuple[str, list[type[Settings]]]:
     """The dotted path of a pydantic location (names of union arms left out), and the classes that own its last key."""
-    owners: list[type[BaseModel]] = [cls]
+    owners: list[type[Settings]] = [cls]
     path, last_owners = "", owners
     for item in loc:
         fields = [owner.model_fields[str(item)] for owner in owners if item in owner.model_fields]
@@ -291,5 +276,5 @@ def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tupl
             path += "." * bool(path) + str(item).replace("\n", "\\n")
             data = data[item] if inside else getattr(data, str(item), None)
             last_owners = owners
-            owners = [leaf for field in fields for leaf in _leaves(field.annotation) if issubclass(leaf, BaseModel)]
+            owners = [leaf for field in fields for leaf in _leaves(field.annotation) if issubclass(leaf, Settings)]
     return path, last_owners

@@ -1,4 +1,4 @@
-"""Factories of default values. pydantic reads the signature of each, which takes milliseconds for `dict` or `list` itself."""
+"""Factories of default values."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

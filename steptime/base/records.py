@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Self, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -54,12 +54,19 @@ class Switches(ByFields):
     Kernels(fused=True, chunks=2)
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-    """For tests, which validate the files."""
-
     def __init_subclass__(cls) -> None:
-        """Make a dataclass of the group."""
-        dataclass(eq=False, repr=False)(cls)
+        """Make a dataclass of the group, without an `__init__` of its own, which takes long to compile."""
+        dataclass(init=False, eq=False, repr=False)(cls)
+
+    def __init__(self, **settings: Any) -> None:
+        of: Any = self
+        known = {each.name: each.default for each in fields(of)}
+        if unknown := settings.keys() - known.keys():
+            raise TypeError(f"not settings of {type(self).__name__}: {', '.join(sorted(unknown))}")
+        values = known | settings
+        if missing := [name for name, value in values.items() if value is MISSING]:
+            raise TypeError(f"settings of {type(self).__name__} that are missing: {', '.join(missing)}")
+        vars(self).update(values)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)

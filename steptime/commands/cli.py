@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 
 from steptime import __version__
 from steptime.commands.argument_types import Parser
@@ -42,8 +41,7 @@ OWN_MODULE = frozenset({"search", "diff", "explain", "serve", "bench", "init"})
 def main(argv: list[str] | None = None) -> int:
     """Run one command line (that of the process by default) and return its exit code."""
     args = sys.argv[1:] if argv is None else argv
-    if argv is None:  # a process of our own, which runs for a fifth of a second and needs no pydantic plugins
-        _no_plugins()
+    if argv is None:  # a process of our own, which runs for a fifth of a second
         gc.disable()
     # streams that the caller closed: writing output is an error, messages are dropped
     for stream, mode in (("stdout", "r"), ("stderr", "w")):
@@ -53,23 +51,6 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None and (not args or args[0] not in SUBCOMMANDS):
         _leave(code)
     return code
-
-
-def _no_plugins() -> None:
-    """Keep pydantic from looking for plugins: the search itself would import importlib.metadata, email and zipfile."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    name = "pydantic.plugin._loader"
-
-    def loaded(attribute: str) -> object:
-        """Other attributes of that module, for later versions of pydantic."""
-        if attribute.startswith("__"):  # queries of the import system
-            raise AttributeError(attribute)
-        sys.modules.pop(name)
-        return getattr(import_module(name), attribute)
-
-    stand_in = ModuleType(name)
-    vars(stand_in).update(get_plugins=tuple, __getattr__=loaded)
-    sys.modules[name] = stand_in
 
 
 def _code(args: list[str]) -> int:

@@ -41,7 +41,7 @@ def init(options: Namespace, out: Printer) -> int:
 
 def _stated(section: str, said: Config) -> dict[str, Any]:
     """The keys of a section that the plan states, but for dp, which follows from the devices."""
-    found = said.model_dump(mode="json", exclude_unset=True)
+    found = said.model_dump(exclude_unset=True)
     return {
         f"{section}.{key}": value if isinstance(value, str) else json.dumps(value)
         for key, value in found.items()

@@ -110,9 +110,7 @@ def _plain(key: str, value: Any) -> str:
 
 def _recomputation(plan: Job) -> dict[str, Any]:
     """The recomputation that the settings state, by its key in `performance`; empty where they state none."""
-    stated = plan.performance.model_dump(
-        mode="json", include={"activation_checkpointing_type", "recompute"}, exclude_unset=True
-    )
+    stated = plan.performance.model_dump(include={"activation_checkpointing_type", "recompute"}, exclude_unset=True)
     return {key: value for key, value in stated.items() if value is not None}
 
 

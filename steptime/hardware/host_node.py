@@ -1,8 +1,7 @@
 """A node's host: the memory that its devices share, and how fast its processors read and write it."""
 
-from pydantic import Field
-
 from steptime.base.config import Config
+from steptime.base.core_schemas import Field
 from steptime.base.units import Bytes, BytesPerS, Seconds
 
 

@@ -11,9 +11,8 @@ from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
-
-from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near, show
+from steptime.base.config import Config, ConfigError, ConfigProblem, build, near, show
+from steptime.base.core_schemas import Field, model_validator
 from steptime.base.defaults import no_entries, no_items
 from steptime.base.document import parse_mapping, read_source, shipped, shipped_names
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
@@ -97,7 +96,7 @@ class Accelerator(Config):
     """Copy rate between device and host memory, in one direction [B/s]."""
     context_bytes: Bytes | None = Field(None, ge=0)
     """Memory of a process outside the allocator (CUDA context, kernels); the model's default where not set."""
-    kernels: Section[Kernels] | None = None
+    kernels: Kernels | None = None
     microscaling: bool = False
     """Whether tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
     compute_capability: float | None = Field(None, ge=1)
@@ -116,10 +115,10 @@ class Machine(Config):
     name: str
     aliases: list[str] = Field(default_factory=no_items)
     description: str = ""
-    accelerator: Section[Accelerator]
+    accelerator: Accelerator
     devices_per_node: int = Field(ge=1)
-    tiers: list[Section[Tier]] = Field(min_length=1)
-    host: Section[Host] | None = None
+    tiers: list[Tier] = Field(min_length=1)
+    host: Host | None = None
     host_factor: float = Field(1.0, gt=0)
     """Launch time of a kernel on its hosts divided by the software profile's: depends on cores and on process binding."""
     price_per_device_hour: float | None = None  # US dollars

@@ -10,11 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-
-from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build
+from steptime.base.config import Config, ConfigError, ConfigProblem, Wording, build
+from steptime.base.core_schemas import AfterValidator, BeforeValidator, Field, model_validator
 from steptime.base.defaults import no_items
-from steptime.base.public_names import Wording
 from steptime.base.recent import Recent
 from steptime.base.words import counted
 from steptime.hardware.machine import Machine
@@ -59,13 +57,13 @@ class Job(Config):
         ConfigError: one line per problem: unknown, missing or wrong keys, and layouts that cannot run.
     """
 
-    model: Annotated[Section[Model], BeforeValidator(read_model)]
-    parallelism: Section[Parallelism]
-    performance: Section[Performance] = Field(default_factory=Performance)
-    data: Section[Data]
-    hardware: Annotated[Section[Hardware], BeforeValidator(read_hardware)]
-    cross_dc: Section[CrossDc] | None = None
-    run: Section[Run] | None = None
+    model: Annotated[Model, BeforeValidator(read_model)]
+    parallelism: Parallelism
+    performance: Performance = Field(default_factory=Performance)
+    data: Data
+    hardware: Annotated[Hardware, BeforeValidator(read_hardware)]
+    cross_dc: CrossDc | None = None
+    run: Run | None = None
     notes: list[Annotated[str, AfterValidator(one_line)]] = Field(default_factory=no_items)
     """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
 

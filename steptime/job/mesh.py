@@ -7,9 +7,8 @@ of dp is outermost: every center holds whole pipelines.
 
 from typing import Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import Field, model_validator
-
-from steptime.base.config import Config, ConfigError, Section
+from steptime.base.config import Config, ConfigError
+from steptime.base.core_schemas import Field, model_validator
 from steptime.base.num import Num, ceil, maximum, minimum, where
 
 GroupAxis: TypeAlias = Literal[
@@ -150,8 +149,8 @@ class Parallelism(Config):
     layers_per_stage: list[int] | Literal["auto"] | None = None
     embedding_and_loss_count_as_layers: bool = False
     replicas: int = Field(1, ge=1)
-    fsdp: Section[Fsdp] | None = None
-    zero_plus_plus: Section[ZeroPlusPlus] | None = None
+    fsdp: Fsdp | None = None
+    zero_plus_plus: ZeroPlusPlus | None = None
 
     @property
     def devices(self) -> int:

@@ -3,9 +3,8 @@
 from functools import cached_property
 from typing import Any, Self
 
-from pydantic import Field, model_validator
-
-from steptime.base.config import Config, ConfigError, ConfigProblem, Section
+from steptime.base.config import Config, ConfigError, ConfigProblem
+from steptime.base.core_schemas import Field, model_validator
 from steptime.base.defaults import no_entries
 from steptime.base.units import BytesPerS, Seconds
 from steptime.hardware.machine import Machine, shipped_name
@@ -22,7 +21,7 @@ class Data(Config):
 class Hardware(Config):
     """The machine: a shipped one by name or alias, a file by path, or a `Machine`; `overrides` are dotted machine keys."""
 
-    node_type: str | Section[Machine]
+    node_type: str | Machine
     overrides: dict[str, Any] = Field(default_factory=no_entries)
     nodes: int | None = Field(None, ge=1)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
+from steptime.base.declared import Settings
 from steptime.job.job import Job
 
 RECOMPUTE, WORD = "performance.recompute", "performance.activation_checkpointing_type"
@@ -17,6 +16,6 @@ def stated(job: Job, path: str) -> Any:
         return job.performance.recompute or job.performance.activation_checkpointing_type
     node: Any = job
     for name in path.split("."):
-        if isinstance(node, BaseModel):  # else a mapping, which is stated as a whole
+        if isinstance(node, Settings):  # else a mapping, which is stated as a whole
             node = getattr(node, name) if name in node.model_fields_set else None
     return node

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel
-
 from steptime.base.config import closest
+from steptime.base.declared import Settings
 from steptime.job.names import FIXES
 
 
@@ -35,7 +34,7 @@ def _words(path: str) -> list[str]:
     from steptime.software.performance import Performance
 
     section, _, key = path.partition(".")
-    classes: dict[str, type[BaseModel]] = {"parallelism": Parallelism, "model": Model, "performance": Performance}
+    classes: dict[str, type[Settings]] = {"parallelism": Parallelism, "model": Model, "performance": Performance}
     owner = classes.get(section)
     if owner is None or key not in owner.model_fields:
         return []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pydantic import Field
-
 from steptime.base.config import Config
+from steptime.base.core_schemas import Field
 from steptime.model.ops import Gemm, Op
 
 Target: TypeAlias = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

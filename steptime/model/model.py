@@ -2,9 +2,8 @@
 
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
-
-from steptime.base.config import Config, ConfigError, Section
+from steptime.base.config import Config, ConfigError
+from steptime.base.core_schemas import BeforeValidator, Field, model_validator
 from steptime.base.defaults import always
 from steptime.base.num import Num, maximum, minimum
 from steptime.model.lora import Lora
@@ -265,18 +264,18 @@ class Model(Config):
     )
     swiglu_limit: float | None = Field(default=None, gt=0)
     """Gate and up are clamped to it, and the gate's activation is the quick GELU (gpt-oss: 7)."""
-    layers: list[Section[LayerRun]] | None = None
+    layers: list[LayerRun] | None = None
     """Layers in depth order where they differ; by default all `n_layers` are dense with the widths above."""
     hybrid_pattern: str | None = Field(default=None, pattern=r"^[M*E-]+$")
     """Kinds of layer in depth order, in Megatron's letters: M Mamba-2, * attention, - MLP, E experts, each with its own norm."""
-    mamba: Section[Mamba] | None = Field(
+    mamba: Mamba | None = Field(
         default_factory=lambda data: Mamba() if "M" in (data.get("hybrid_pattern") or "") else None
     )
-    moe: Section[Moe] | None = None
-    attention: Section[AttentionKind] = Field(default_factory=always(AttentionKind.model_construct()))
-    linear_attention: Section[LinearAttention] | None = None
+    moe: Moe | None = None
+    attention: AttentionKind = Field(default_factory=always(AttentionKind.model_construct()))
+    linear_attention: LinearAttention | None = None
     """Linear attention in some layers, `attention` in the others."""
-    lora: Section[Lora] | None = None
+    lora: Lora | None = None
     """Adapters over frozen weights; by default every parameter is trained."""
     mtp: int = Field(0, ge=0)
     mtp_repeated: bool = False

@@ -182,12 +182,13 @@ def _yaml(data: dict[str, Any], *, inline: bool = True) -> str:
 
 def schema() -> dict[str, Any]:
     """JSON Schema of a config file: the job's own, and the short forms that name a model or a machine."""
+    from steptime.base.json_schema import json_schema
     from steptime.hardware.machine import machine_names
     from steptime.job.job import Job
     from steptime.model.presets import model_names
     from steptime.report.plan_keys import described
 
-    document = described(Job.model_json_schema())
+    document = described(json_schema(Job))
     fields = document["properties"]
     named: dict[str, Any] = {"type": "object", "required": ["preset"], "properties": {"preset": {"type": "string"}}}
     from_hf: dict[str, Any] = {"type": "object", "required": ["hf"], "properties": {"hf": {"type": "string"}}}

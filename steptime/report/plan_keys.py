@@ -37,9 +37,10 @@ def texts() -> dict[str, dict[str, Any]]:
 
 def keys() -> list[Key]:
     """All keys, section by section, in the order of the classes."""
+    from steptime.base.json_schema import json_schema
     from steptime.job.job import Job
 
-    document = Job.model_json_schema()
+    document = json_schema(Job)
     return [_key(path, node, document, required=required) for path, node, required in walk(document, document, "")]
 
 

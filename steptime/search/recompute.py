@@ -88,7 +88,7 @@ def usual(plan: Job) -> list[RecomputeChoice]:
         found += [recompute(MAPPING, {"granularity": "selective", "modules": list(modules)}) for modules in sets]
     own = plan.performance.recompute
     if own is not None and plan.recompute.granularity == "selective":
-        mine = recompute(MAPPING, own.model_dump(mode="json", exclude_unset=True))
+        mine = recompute(MAPPING, own.model_dump(exclude_unset=True))
         found += [mine] if mine.modules not in {one.modules for one in found} else []
     return found
 

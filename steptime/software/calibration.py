@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from math import exp, fsum, log
 from typing import NamedTuple, Self
 
-from pydantic import Field
-
 from steptime.base.config import Config
+from steptime.base.core_schemas import Field
 from steptime.base.defaults import no_items
 
 LOWEST, HIGHEST = 0.67, 1.5

@@ -1,8 +1,7 @@
 """Model states in the host's memory, updated by its processors: what a plan says of them."""
 
-from pydantic import Field
-
 from steptime.base.config import Config
+from steptime.base.core_schemas import Field
 
 
 class CpuOffload(Config):

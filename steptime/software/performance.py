@@ -6,9 +6,8 @@
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, model_validator
-
-from steptime.base.config import Config, Section
+from steptime.base.config import Config
+from steptime.base.core_schemas import BeforeValidator, Field, model_validator
 from steptime.base.defaults import always
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
@@ -110,18 +109,18 @@ class Performance(Config):
     cublas_workspace: str | None = Field(default=None, pattern=r"^(default|(:\d+:\d+)+)$")
 
     activation_checkpointing_type: CheckpointType | None = None
-    recompute: Section[Recompute] | None = None
+    recompute: Recompute | None = None
     saved_fp8_weights: bool = False
     quantized_head: bool = False
     offload_modules: list[OffloadModule] | None = None
     bf16_layers_at_start: int | None = Field(default=None, ge=0)
     bf16_layers_at_end: int | None = Field(default=None, ge=0)
     activation_offload: Share | None = None
-    cpu_offload: Section[CpuOffload] = Field(default_factory=always(CpuOffload.model_construct()))
-    overlap: Section[Overlap] | None = None
-    moe: Section[MoeSettings] = Field(default_factory=always(MoeSettings.model_construct()))
+    cpu_offload: CpuOffload = Field(default_factory=always(CpuOffload.model_construct()))
+    overlap: Overlap | None = None
+    moe: MoeSettings = Field(default_factory=always(MoeSettings.model_construct()))
     software: str | None = None
-    calibration: Section[Calibration] | None = None
+    calibration: Calibration | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:

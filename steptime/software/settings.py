@@ -5,9 +5,8 @@ A profile's file and a config's `performance` section write them flat, by the na
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import Field
-
 from steptime.base.config import Config
+from steptime.base.core_schemas import Field
 from steptime.base.records import Switches
 from steptime.base.units import SECOND_UNITS, Seconds, read_quantity
 from steptime.schedule.stage_exchange import Exchange

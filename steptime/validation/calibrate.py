@@ -6,11 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field
-
 from steptime.answer.evidence import unjudged
 from steptime.answer.result import estimate
 from steptime.base.config import Config, ConfigError, build, show
+from steptime.base.core_schemas import Field
 from steptime.base.document import parse, read_each, read_source
 from steptime.base.units import Seconds
 from steptime.job.edit import anchor

@@ -13,9 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
-
 from steptime.base.config import Config, ConfigError, build, show
+from steptime.base.core_schemas import Field
 from steptime.base.document import read_each, unreadable
 from steptime.base.grouping import grouped
 from steptime.bench.timings import SCHEMA
@@ -60,7 +59,7 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Peaks = list[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None] | None
 
 
-class _Step(Config, extra="ignore"):
+class _Step(Config, extra_fields_behavior="ignore"):
     """What is read of a step in results.json, whose rows are `bench.runs.step.StepRow` with its timing in place."""
 
     layout: str

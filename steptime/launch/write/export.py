@@ -7,9 +7,8 @@ from copy import deepcopy
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
 from steptime.base.config import ConfigError
+from steptime.base.declared import Settings
 from steptime.job.job import Job, facts
 from steptime.job.megatron_expert_rules import woven_in_one_stage
 from steptime.job.stated import RECOMPUTE, WORD, stated
@@ -117,7 +116,7 @@ def stated_of(job: Job, sets: Mapping[str, Any]) -> dict[str, Any]:
 
 def _own(node: Any, value: Any) -> Any:
     """A resolved value without what `node` does not state."""
-    if not isinstance(node, BaseModel) or not isinstance(value, Mapping):
+    if not isinstance(node, Settings) or not isinstance(value, Mapping):
         return value
     own = {key: getattr(node, key) for key in value if key in node.model_fields_set}
     return {key: _own(said, value[key]) for key, said in own.items() if said is not None}
