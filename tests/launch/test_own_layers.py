@@ -136,3 +136,14 @@ def test_flash_attention_of_local_layers_is_told_where_nothing_says_the_release(
         found = read("megatron", str(path), HARDWARE)
         assert found.config["performance"]["attention_impl"] == "flash"
         assert sum(flag.name == "--use-flash-attn" for flag in found.of("approximated")) == told
+
+
+def test_a_spec_of_megatron_cores_own_layers(tmp_path):
+    """core models/gpt/gpt_layer_specs.py, get_gpt_layer_local_spec: DotProductAttention, with all scores."""
+    specs = "--spec megatron.core.models.gpt.gpt_layer_specs"
+    assert attention(tmp_path, RUN, (), f"{specs} get_gpt_layer_local_spec --use-flash-attn")[0] == "unfused"
+    assert attention(tmp_path, RUN, (), f"{specs} get_gpt_layer_with_transformer_engine_spec")[0] == "flash"
+    path = tmp_path / "own.sh"
+    for name, refused in (("get_gpt_layer_local_spec", 0), ("get_gpt_layer_own_spec", 1)):
+        path.write_text(f"{RUN} {FLAGS} {specs} {name}\n", encoding="utf-8")
+        assert len(read("megatron", str(path), HARDWARE).of("unmodeled")) == refused

@@ -18,6 +18,22 @@ _OFF_BY_DEFAULT = re.compile(r"'--use-mcore-models', action='store_true',\s*help
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 
 
+_SPECS = {
+    "get_gpt_layer_local_spec": "local",
+    "get_gpt_layer_with_transformer_engine_spec": "transformer_engine",
+}
+"""Functions of Megatron-Core's models/gpt/gpt_layer_specs.py, and the --transformer-impl whose layers they make."""
+
+
+def put_spec(keys: JobKeys) -> None:
+    """The layers of one of Megatron-Core's own functions, which pretrain_gpt.py calls without arguments (model_provider)."""
+    module, _, function = " ".join(keys.words("spec")).partition(" ")
+    if module == "megatron.core.models.gpt.gpt_layer_specs" and function in _SPECS and not keys.on("qk_layernorm"):
+        keys.put("transformer_impl", _SPECS[function], by=keys.name("spec"))
+        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", False)}
+        keys.without_effect("spec", f"the layers of --transformer-impl {_SPECS[function]}")
+
+
 def put_own_layers(keys: JobKeys, script: Script) -> None:
     """Set the default of --transformer-impl to that of the parser next to the program, or of a container without others.
 

@@ -24,7 +24,7 @@ from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import by_name, of_no_framework, without_layers
 from steptime.launch.megatron.missing_values import also_unknown
 from steptime.launch.megatron.older_releases import is_legacy
-from steptime.launch.megatron.own_layers import put_own_layers
+from steptime.launch.megatron.own_layers import put_own_layers, put_spec
 from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles
@@ -264,6 +264,7 @@ def _of_release(reading: Reading, release: str) -> Reading:
 
 
 def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
+    put_spec(keys)
     said = keys.whole("world_size")
     if said is not None and devices is not None and said != devices:
         keys.problem(
