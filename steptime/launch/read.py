@@ -59,7 +59,7 @@ _MARKS = {
     ),
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
-        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
+        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> (?:run\.)?Partial\b|"
         r"^from megatron\.bridge\b|import_module\(f?.megatron\.bridge|^(?:import|from) nemo(?:_run\b|\.collections import llm$)|"
         r"\A(?=[\s\S]*^train:)(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
         r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\b\w+/(?:setup_experiment|run_script)|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"

@@ -337,3 +337,25 @@ def test_a_provider_with_settings_of_its_own_is_no_bare_config(tmp_path):
     text = text.replace("Gemma3ModelProvider", "GPTModelProvider")
     (tmp_path / "recipe.py").write_text(text, encoding="utf-8")
     assert read("auto", path, HARDWARE | {"devices": 8}).config["performance"]["grad_accumulation_fusion"] is True
+
+
+def test_recipes_of_nemo_2s_first_releases(repository):
+    """nemo/collections/llm/utils.py had Config and Partial itself; nodes and devices were arguments without a default."""
+    for name in ("nemo.py", "optim.py", "precision.py"):
+        text = (
+            (repository / name)
+            .read_text(encoding="utf-8")
+            .replace("run.Config", "Config")
+            .replace("run.Partial", "Partial")
+        )
+        text = text.replace("dir=None, num_nodes: int = 2, ", "num_nodes: int, num_gpus_per_node: int, ")
+        text = text.replace(
+            "num_nodes=num_nodes, callbacks=[", "num_nodes=num_nodes, num_gpus_per_node=num_gpus_per_node, callbacks=["
+        )
+        text = text.replace("import nemo_run as run", "from nemo.collections.llm.utils import Config, Partial")
+        (repository / name).write_text(text, encoding="utf-8")
+    path = f"{repository / 'nemo.py'}:pretrain_recipe"
+    with pytest.raises(ConfigError, match=r"number of devices unknown; add --set parallelism\.dp=N"):
+        to_job(read("auto", path, HARDWARE), HARDWARE)
+    job = to_job(read("auto", path, HARDWARE | {"devices": 16}), HARDWARE | {"devices": 16})
+    assert (job.parallelism.tp, job.parallelism.dp, job.data.gbs, job.model.n_layers) == (4, 4, 512, 32)

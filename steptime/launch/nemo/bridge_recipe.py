@@ -82,6 +82,7 @@ def read_recipe(
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
+    text = re.sub(r"(?<![\w.])(Config|Partial)(?=[\[(:])", r"run.\1", text)  # of the first releases' own llm/utils.py
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION
@@ -96,6 +97,8 @@ def read_recipe(
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
     plain = with_own_class(path, text, _by_target(tree), sets)
+    if isinstance(trainer := plain.get("trainer"), dict) and isinstance(trainer.get("devices"), str):
+        plain["trainer"] = {key: value for key, value in trainer.items() if key not in {"devices", "num_nodes"}}
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
         plain = over_recipe(path, base[1], plain)
@@ -138,7 +141,7 @@ def _by_target(node: Any) -> Any:
         return node.code if re.fullmatch(r"[A-Za-z_][\w.]*", node.code) else None
     if not isinstance(node, dict):
         return node
-    if re.fullmatch(r"run\.(Config|Partial)", str(node.get(CLASS))):
+    if re.fullmatch(r"(?:run\.)?(Config|Partial)", str(node.get(CLASS))):
         args: list[Any] = [*(node.get("_args_") or []), None, None]
         config = {"config": args[1]} if isinstance(args[1], dict) else {}  # of a model: its first argument
         node = {
