@@ -115,7 +115,7 @@ PLANS = {
         },
     ),
     "windows": plan(attention={"window": 512, "window_pattern": 3, "sinks": True}),
-    "adapters": plan(lora={"rank": 16}),
+    "adapters": plan(lora={"rank": 16}, hidden_sz=2048, inter_sz=6144),
     "lightning attention": plan(linear_attention={"kind": "lightning", "freq": 6}),
     "latents of experts": plan(moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2, "latent_sz": 512}),
     "mxfp8": plan(performance={"precision": "mxfp8"}, hardware="dgx-b200"),

@@ -48,13 +48,13 @@ def test_the_best_layout_is_the_plan():
 
 
 def test_a_plan_within_the_error_of_comparing_layouts_is_as_good():
-    """Layouts against the best, and micro-batches of 8 against 16 under tp 4: less than 5 %, less than measured
-    pairs leave open, or more; the word says which."""
+    """Layouts against the best, and micro-batches of 4 against 8 and of 8 against 16 under tp 4: less than 5 %, less
+    than measured pairs leave open, or more; the word says which."""
     seen = set()
     tried = [(tp, pp, None, 1) for tp, pp in ((1, 1), (1, 2), (2, 1), (2, 2), (4, 2), (8, 2), (1, 8))]
     for tp, pp, axes, size in [
         *tried,
-        (2, 1, {"tp": (2,), "pp": (1, 2, 4)}, 1),
+        (4, 1, {"tp": (4,), "pp": (1,), "microbatch_sz": (4, 8)}, 4),
         (4, 1, {"tp": (4,), "pp": (1,), "microbatch_sz": (8, 16)}, 8),
     ]:
         layout = {"parallelism.tp": tp, "parallelism.pp": pp, "parallelism.dp": 16 // (tp * pp)}
