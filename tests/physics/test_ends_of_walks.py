@@ -53,11 +53,14 @@ def test_head_and_embedding(reshard, kept, ahead):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_sums_of_a_loss_in_chunks_stay_to_the_embeddings_backward(tied):
-    """Gradients of the head's weight, 1,024 * 128 in bf16, and of the norm, 128, are part of the root's, which is reduced last;
-    where the weight is the embedding's own too.
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_heads_gradients_stay_to_the_embeddings_backward(tied, chunks):
+    """Gradients of the head's weight, 1,024 * 128 in bf16, and of the norm, 128, are part of the root's, which is reduced last.
+
+    Where the weight is the embedding's own too: autograd adds the embedding's gradient to it (torch/csrc/autograd/engine.cpp, an
+    InputBuffer waits for all of a node's inputs), or chunks of the loss have.
     """
-    _, back = walked(chunks=2, tied=tied)
+    _, back = walked(chunks=chunks, tied=tied)
     assert back.of("backward of embedding") == [(16.0, 300_000 + 6_000 + HEAD + LEFT + 1_012)]
 
 
