@@ -216,9 +216,7 @@ def head_backward(
             below + head.saved, transient, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly)
         )
     if not ends.separate:
-        return group_of(
-            with_tied(assembly) if chunks else assembly.head_params, assembly.head.tp, 1
-        ).shard * assembly.job.software.itemsize, 0.0
+        return group_of(with_tied(assembly), assembly.head.tp, 1).shard * assembly.job.software.itemsize, 0.0
     transient = base + arriving + reduction_of(ends.last) + x
     moments.mark(below, transient, "backward of a reduce-scatter", arriving, reduced=output_of(ends.last))
     moments.allocated(ends.last.stored)

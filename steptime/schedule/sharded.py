@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph
 
@@ -132,27 +133,30 @@ AroundActions: TypeAlias = "Callable[[int, Sequence[Action]], dict[Action, Aroun
 
 
 def sharded_run(
-    found: Graph, busy_s: Sequence[float], waited: Sequence[float], around: AroundActions, grid: float
-) -> list[float]:
+    found: Graph, busy_s: Sequence[Num], waited: Sequence[Num], around: AroundActions, grid: float
+) -> list[Num]:
     """When each action ends, as in `walk.Step.run`, with FSDP's additions; a stage's last one includes its reduction.
 
-    `grid`: what is added is rounded with it, as `walk.walk` rounds the rest.
+    Seconds may be columns. `grid`: what is added is rounded with it, as `walk.walk` rounds the rest.
     """
-    extra = additions(found, around, grid)
-    place = found.places()
-    nothing = Around(0.0, (), 0.0)
-    free, network, come = [0.0], [0.0] * len(found.orders), dict[tuple[int, int], float]()
-    for number in range(1, len(found.rows)):
-        previous, source, cost, send = found.rows[number]
+    extra, place = additions(found, around, grid), found.places()
+    free, network, come = list[Num]([0.0]), list[Num]([0.0] * len(found.orders)), dict[tuple[int, int], Num]()
+    for number, (previous, source, cost, send) in enumerate(islice(found.rows, 1, None), 1):
+        ready = free[previous] + extra[previous].after_s if previous in extra else free[previous]
         stage, _ = where = place[number]
-        ready = free[previous] + extra.get(previous, nothing).after_s
-        own = extra.get(number, nothing)
-        for chunk, seconds in own.fetched:
-            network[stage] = max(network[stage], ready) + seconds
-            come[stage, chunk] = network[stage]
-        free.append(max(ready, free[source] + waited[send], come.get(where, 0.0)) + busy_s[cost] + own.added_s)
+        start = maximum(ready, free[source] + waited[send] if send else free[source])
+        if number in extra:
+            for chunk, seconds in extra[number].fetched:
+                come[stage, chunk] = network[stage] = maximum(network[stage], ready) + seconds
+        if where in come:
+            start = maximum(start, come[where])
+        start += busy_s[cost]  # in place: a column of its own
+        if number in extra:
+            start += extra[number].added_s
+        free.append(start)
     for numbers in found.stages:
-        free[numbers[-1]] += extra.get(numbers[-1], nothing).after_s
+        if numbers[-1] in extra:
+            free[numbers[-1]] = free[numbers[-1]] + extra[numbers[-1]].after_s
     return free
 
 

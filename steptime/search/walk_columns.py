@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Any, NamedTuple
 
-from steptime.base.num import Num, is_column
+from steptime.base.num import Num
 from steptime.schedule import default_group
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
-from steptime.schedule.sharded import Around, AroundActions, additions
+from steptime.schedule.sharded import AroundActions, additions, sharded_run
 from steptime.schedule.stage_exchange import Exchange, exchanged_run
 from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of
@@ -134,15 +133,13 @@ class WalkRun(NamedTuple):
         every = np.array(marks).reshape(-1)
         if isinstance(found, Levels):
             ended = walked(found, busy_s, None if blocking else sends, every.tolist())
-        elif exchange != "free":
-            ends = exchanged_run(exchange, found, what[1:], costs, sends, additions(found, around, 0.0))[1]
-            ended = np.stack([ends[number] for number in every])
         else:
-            assert around is not None
-            free = np.empty((1 + sum(map(len, found.stages)), len(costs[0])))
-            free[0] = 0.0  # what has no action before it waits for nothing
-            sharded_run(found, busy_s, [None, *([None if blocking else send for send in sends[1:]])], around, free)
-            ended = free[every]
+            if exchange != "free":
+                ends = exchanged_run(exchange, found, what[1:], costs, sends, additions(found, around, 0.0))[1]
+            else:
+                assert around is not None
+                ends = sharded_run(found, busy_s, [0.0] * len(sends) if blocking else sends, around, 0.0)
+            ended = np.stack([ends[number] for number in every])
         end, *repeats = ended.reshape(len(marks), self.pp, -1)
         if not repeats:
             return end.max(axis=0), False
@@ -158,32 +155,6 @@ class WalkRun(NamedTuple):
         firsts = found.first_backward if isinstance(found, Levels) else [*map(first_backward, found.orders)]
         places = [[first - 2 + (self.repeats - back) * self.length for first in firsts] for back in range(3)]
         return [[numbers[at] for at, numbers in zip(mine, found.stages, strict=True)] for mine in places]
-
-
-def sharded_run(found: Graph, busy_s: Sequence[Any], waited: Sequence[Any], around: AroundActions, free: Any) -> None:
-    """Fill in when each action ends, [action, layout], as `schedule.sharded.sharded_run` for one layout."""
-    import numpy as np
-
-    extra, place = additions(found, around, 0.0), found.places()
-    nothing = Around(0.0, (), 0.0)
-    reducing = {number for number, of in extra.items() if is_column(of.after_s)}
-    network: list[Any] = [0.0] * len(found.orders)
-    come: dict[tuple[int, int], Any] = {}
-    for number, (previous, source, cost, send) in enumerate(islice(found.rows, 1, None), 1):
-        where, own = place[number], extra.get(number, nothing)
-        stage, now, later = where[0], free[number], waited[send]
-        ready = free[previous] + extra[previous].after_s if previous in reducing else free[previous]
-        for chunk, seconds in own.fetched:
-            network[stage] = np.maximum(network[stage], ready) + seconds
-            come[stage, chunk] = network[stage]
-        np.maximum(ready, free[source] if later is None else free[source] + later, out=now)
-        if where in come:
-            np.maximum(now, come[where], out=now)
-        now += busy_s[cost]
-        if own is not nothing:
-            now += own.added_s
-    for numbers in found.stages:
-        free[numbers[-1]] += extra.get(numbers[-1], nothing).after_s
 
 
 @lru_cache(maxsize=64)

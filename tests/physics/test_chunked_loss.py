@@ -36,6 +36,21 @@ def test_backward_of_the_loss(batch, copied):
     assert moving == tokens + 2 * 2 * (END + NORM) + 4 * END
 
 
+@pytest.mark.parametrize(("tied", "whole"), [(False, 2 * END + NORM), (True, END + NORM)])
+def test_backward_of_the_loss_of_a_head_in_the_roots_group(tied, whole):
+    """As `test_backward_of_the_loss`, beside the whole root in bf16: embedding, head and norm, or one weight for both and norm.
+
+    No hook of the head runs: autograd adds up its gradients as they are made, in bf16, and nothing is gathered once more.
+    """
+    said = SAID | {"ends": "root"}
+    model = MODEL | {"tie_embeddings": tied}
+    stage = estimate(job("fsdp2", model=model, seqlen=4096, performance=HOW, dp=2, fsdp=said)).memory.stages[0]
+    assert "loss" in stage.peak_op
+    tokens = 4096 * (4 * 256 + 12 + 8 + 512) + 1024 * (2 + 3 * 4) * VOCABULARY
+    moving = stage.activations_bytes + stage.transient_bytes - stage.buffers_bytes
+    assert moving == tokens + 2 * whole + 2 * END
+
+
 def test_what_the_head_gathered_stays_in_backward():
     """Head and norm in bf16, and again for the norm's backward, in the same group; before, an input of half of it (2 ranks)."""
     found = peak_moment(estimate(job("fsdp2", model=MODEL, performance=HOW, dp=2, fsdp=SAID)).assembly)

@@ -11,6 +11,7 @@ import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
+from steptime.fsdp.ends import GatheredEnds
 from steptime.fsdp.flat_walk import flat_backward, flat_forward
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped, backward, forward
@@ -24,9 +25,11 @@ HEAD = 2 * 131_200
 LEFT = 3 * 400
 
 
-def walked(**fsdp: object) -> tuple[Every, Every]:
-    said = {"reduce_dtype": "fp32"} | fsdp
-    assembly = Assembly(job("fsdp2", model={"n_layers": 3}, seqlen=2, microbatches=2, dp=2, fsdp=said))
+def walked(*, chunks: int = 1, tied: bool = False, **fsdp: object) -> tuple[Every, Every]:
+    """`chunks`: of the loss."""
+    said, model = {"reduce_dtype": "fp32"} | fsdp, {"n_layers": 3, "tie_embeddings": tied}
+    how = {"loss_chunks": chunks}
+    assembly = Assembly(job("fsdp2", model=model, performance=how, seqlen=2, microbatches=2, dp=2, fsdp=said))
     memories = PartMemories(assembly, weight_grads_stay=True)
     memories.embedding = PartMemory(16.0, Peak(528.0, "embedding"), Peak(1_028.0, "embedding"))
     memories.head = PartMemory(200.0, Peak(900.0, "loss"), Peak(1_400.0, "loss"))
@@ -47,6 +50,31 @@ def test_head_and_embedding(reshard, kept, ahead):
     assert there.of("forward of loss") == [(3_216.0, 300_000 + 10_000 + kept + 700)]
     assert back.of("backward of loss") == [(3_216.0, 300_000 + ahead + kept + 1_200)]
     assert back.of("backward of embedding") == [(16.0, 300_000 + 6_000 + HEAD + LEFT + 1_012)]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_heads_gradients_stay_to_the_embeddings_backward(tied, chunks):
+    """Gradients of the head's weight, 1,024 * 128 in bf16, and of the norm, 128, are part of the root's, which is reduced last.
+
+    Where the weight is the embedding's own too: autograd adds the embedding's gradient to it (torch/csrc/autograd/engine.cpp, an
+    InputBuffer waits for all of a node's inputs), or chunks of the loss have.
+    """
+    _, back = walked(chunks=chunks, tied=tied)
+    assert back.of("backward of embedding") == [(16.0, 300_000 + 6_000 + HEAD + LEFT + 1_012)]
+
+
+def test_memory_of_what_the_embeddings_reduction_returns(monkeypatch):
+    """The embedding is a group of its own: gradients of 2e9, the reduction's input of 3e9, and shards of 5e9 in place of those.
+    These are 3e9 more, from the reducing stream's memory; the computing stream's has 2e9, 3e9 and what layers leave. The head's
+    shards are smaller than its gradients.
+    """
+    first = ROOT._replace(gradients=2e9, reduce_input=3e9, reduced=5e9)
+    ends = GatheredEnds(first, ROOT, 0.0, separate=True)
+    monkeypatch.setattr("steptime.fsdp.memory_walk.ends_of", lambda *_: ends)
+    _, back = walked()
+    assert back.of("backward of the root's reduce-scatter") == [(0.0, 5e9 + 3e9 + LEFT)]
+    assert back.most == 2e9 + 3e9 + LEFT
 
 
 @pytest.mark.parametrize(("wrap", "left"), [("block", LEFT), ("model", 0)])

@@ -67,6 +67,7 @@ def test_what_hooks_gather_stays_till_it_is_freed():
     assert [step.gathers for step in steps] == [True] * 8
     assert [step.roots for step in steps] == [True] * 4 + [False] * 4
     assert [step.gathered_layers for step in steps] == [set()] * 5 + [{3}, {3, 2}, {3, 2, 1}]
+    assert not any(one.passing.gathered for one in situations(steps, 4))  # backwards too, whose roots are there
 
 
 def a_chunk(flat: float = 5_000.0) -> ShardedChunk:

@@ -10,15 +10,18 @@ Forward holds 1; router 1 + 2, then 2; dispatch 2 + 4, then 4; experts 4 + 8, 8,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Literal
 
 import pytest
+from physics_jobs import job, machine
 from plain_backward import AUTOGRAD
 
+from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES
 from steptime.memory.op_walk import kept_by_part
-from steptime.memory.part_memories import walk
+from steptime.memory.part_memories import PartMemories, walk
 from steptime.memory.woven import walks, woven_peak
 from steptime.model.ops import Move, Tensor
 
@@ -84,6 +87,27 @@ def test_an_op_of_the_backward_beside_what_forward_holds(op, expected):
 
 def test_a_layer_that_sends_no_rows_alternates_with_none():
     assert peak(CHAIN[:1]) == peak((("up", "x", "b"), ("moe.combine", "b", "y"))) == NO_BYTES
+
+
+def test_a_layer_of_another_depth_does_not_alternate_with_itself():
+    """A module of multi-token prediction is the first to run backward and the last to run forward: where there are two layers it
+    takes turns with another one (TransformerModelChunkSchedulePlan.run: get_layer(i) with pop_layer()).
+    """
+    ops = [replace(op, depth=1) for op in chain_of()]
+    x = Tensor("x", 1.0, 1.0)
+    assert woven_peak(ops, walks(ops, x, "y", kept_by_part(ops, x, frozenset(), AUTOGRAD), AUTOGRAD)) == NO_BYTES
+
+
+def test_bytes_that_come_back_from_the_host():
+    """8,192 tokens of 128 in bf16, which the norm of the experts reads: 2 MiB go to the host, and come back for the backward."""
+    moe = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
+    how = {"overlap": {"ep": True}, "offload_modules": ["mlp_norm"]}
+    layout = {"dp": 2, "ep": 2, "microbatches": 2, "seqlen": 8192}
+    memories = PartMemories(
+        Assembly(job(on=machine(host_bytes_per_s=1e9), model={"moe": moe}, performance=how, **layout))
+    )
+    assert memories.woven.woven
+    assert [memories.selective[part].ahead for part in memories.assembly.kinds] == [2 * 2**20]
 
 
 def test_a_layer_is_as_large_as_the_worse_of_both_walks():
