@@ -238,7 +238,6 @@ def test_a_config_that_was_moved_is_named_where_the_repository_has_one_of_its_na
         ("deepseek-ai/deepseek-coder-7b-instruct-v1.5", "deepseek-llm-7b"),
         ("nvidia/OpenMath-Nemotron-7B", "qwen2.5-7b"),
         ("google/functiongemma-270m-it", "gemma3-270m"),
-        ("qwen/Qwen-1_8B", "qwen1.5-1.8b"),
     ],
 )
 def test_models_by_the_names_of_their_repositories(name, preset):
