@@ -6,7 +6,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import repeat
+from itertools import compress, repeat
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -202,17 +202,15 @@ class Measured:
             kept = [counts for series, counts in every if series != without]
             rest = others / (len(kept) or 1)
             beyond = (rest * len(kept) + sum(kept)) * (1.0 - COVERED) + 1e-9  # a tenth of both scores
-            votes = [rest + counts for counts in alike]
-            faster, slower = [exceeded(ranked, votes, beyond, without) for ranked in self.ranked]
+            faster, slower = [exceeded(one, [rest + n for n in alike], beyond, without) for one in self.ranked]
             self._factors[others, own, without] = (faster, slower)
         return self._factors[others, own, without]
 
     @cached_property
     def ranked(self) -> tuple[list[RankedScore], ...]:
         """Scores of runs faster, and slower, than estimated, greatest first."""
-        at = range(len(self.runs))
-        scores = self.column("score"), self.column("new_score")
-        both = [one for each in scores for one in zip(each, self.series, self.kinds, at, strict=True)]
+        scores = [*self.column("score"), *self.column("new_score")]
+        both = list(zip(scores, self.series * 2, self.kinds * 2, [*range(len(self.runs))] * 2, strict=True))
         faster = [(-score, series, kind, at) for score, series, kind, at in both if score < 0.0]
         slower = [one for one in both if one[0] > 0.0]
         return sorted(faster, key=itemgetter(0), reverse=True), sorted(slower, key=itemgetter(0), reverse=True)
@@ -238,10 +236,12 @@ class Measured:
     def spans(self, kind: RunKind) -> list[tuple[float, float]]:
         """Least and largest value on each of `AXES`, of the family with these layers; where few, of the family, or of all."""
         if kind not in self._spans:
-            family = [run.place for run in self.runs if run.place.kind.family == kind.family]
-            alike = [place for place in family if place.kind.layers == kind.layers]
-            every = next((own for own in (alike, family) if len(own) >= FEW_RUNS), [run.place for run in self.runs])
-            self._spans[kind] = [(min(column), max(column)) for column in zip(*(p.at for p in every), strict=True)]
+            family = [other.family == kind.family for other in self.votes]
+            alike = [other.family == kind.family and other.layers == kind.layers for other in self.votes]
+            places: list[tuple[float, ...]] = self.column("place.at")
+            every = ([*compress(places, map(own.__getitem__, self.kinds))] for own in (alike, family))
+            columns = zip(*next((own for own in every if len(own) >= FEW_RUNS), places), strict=True)
+            self._spans[kind] = [(min(column), max(column)) for column in columns]
         return self._spans[kind]
 
 
