@@ -57,7 +57,6 @@ from steptime.answer.measured import (
     Measured,
     RunKind,
     place_of,
-    upper,
 )
 from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measured_figures import ALLOCATOR
@@ -65,6 +64,7 @@ from steptime.validation.measurements import MeasuredRow, shipped
 from steptime.validation.ratios import layout_error
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import headline
+from steptime.validation.stats import upper
 
 BANDWIDTHS = (0.35, 0.5, 0.7, 1.0)
 """Not 0.25, which scores alike for memory (0.002 more) and calls one more run out of memory FITS."""

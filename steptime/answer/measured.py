@@ -6,12 +6,13 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import compress, repeat
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.answer.features import Feature, features_of
-from steptime.answer.sites import Sites, pick
+from steptime.answer.sites import Sites, numbered, pick
 from steptime.base.num import new_row
 from steptime.job.job import Job
 
@@ -159,18 +160,15 @@ class Measured:
         self.constants = constants
         self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
         self.alike: Sequence[str] = constants.get("alike", ALIKE)
-        self.ratios = [run.log_ratio for run in self.runs]
-        self.weights = [run.vote for run in self.runs]
-        self.series = [run.series for run in self.runs]
-        objects = {id(run.place.kind): run.place.kind for run in self.runs}  # most runs of a kind share it
-        number = {kind: i for i, kind in enumerate(dict.fromkeys(objects.values()))}
-        numbers = {key: number[kind] for key, kind in objects.items()}
-        self.kinds = [numbers[id(run.place.kind)] for run in self.runs]
+        self.ratios: list[float] = self.column("log_ratio")
+        self.weights: list[float] = self.column("vote")
+        self.series: list[int] = self.column("series")
+        self.kinds, kinds = numbered(self.column("place.kind"))
         """Index of each run's kind in `votes`."""
-        votes = [0.0] * len(number)
+        votes = [0.0] * len(kinds)
         for kind, vote in zip(self.kinds, self.weights, strict=True):
             votes[kind] += vote
-        self.votes = dict(zip(number, votes, strict=True))
+        self.votes: dict[RunKind, float] = dict(zip(kinds, votes, strict=True))
         """Votes of all runs of a kind."""
         self._spans: dict[RunKind, list[tuple[float, float]]] = {}
         self._factors: dict[tuple[float, tuple[str, ...], int | None], tuple[float, float]] = {}
@@ -178,10 +176,12 @@ class Measured:
     @cached_property
     def sites(self) -> Sites:
         """Kind and values of every run, for distances."""
-        at = {id(run.place): run.place.at for run in self.runs}  # most runs of a place share it
-        number = dict(zip(at, range(len(at)), strict=True))
-        of_run = [number[id(run.place)] for run in self.runs]
-        return Sites(self.kinds, of_run, [self.counted(values) for values in at.values()], self.per_doubling)
+        of_run, places = numbered(self.column("place.at"))
+        return Sites(self.kinds, of_run, [self.counted(values) for values in places], self.per_doubling)
+
+    def column(self, name: str) -> list[Any]:
+        """One value of every run."""
+        return list(map(attrgetter(name), self.runs))
 
     def counted(self, at: Sequence[float]) -> tuple[float, ...]:
         """Values on `AXES`, 1 on those that do not count."""
@@ -202,21 +202,18 @@ class Measured:
             kept = [counts for series, counts in every if series != without]
             rest = others / (len(kept) or 1)
             beyond = (rest * len(kept) + sum(kept)) * (1.0 - COVERED) + 1e-9  # a tenth of both scores
-            ends = []
-            for ranked in self.ranked:
-                votes = ((score, rest + alike[number]) for score, series, number, _ in ranked if series != without)
-                running = accumulate(votes, lambda above, one: (one[0], above[1] + one[1]))
-                ends.append(next((score for score, running in running if running > beyond), 0.0))
-            self._factors[others, own, without] = (ends[0], ends[1])
+            faster, slower = [exceeded(one, [rest + n for n in alike], beyond, without) for one in self.ranked]
+            self._factors[others, own, without] = (faster, slower)
         return self._factors[others, own, without]
 
     @cached_property
     def ranked(self) -> tuple[list[RankedScore], ...]:
         """Scores of runs faster, and slower, than estimated, greatest first."""
-        every = enumerate(zip(self.runs, self.kinds, strict=True))
-        both = [(score, run.series, kind, at) for at, (run, kind) in every for score in (run.score, run.new_score)]
+        scores = [*self.column("score"), *self.column("new_score")]
+        both = list(zip(scores, self.series * 2, self.kinds * 2, [*range(len(self.runs))] * 2, strict=True))
         faster = [(-score, series, kind, at) for score, series, kind, at in both if score < 0.0]
-        return sorted(faster, reverse=True), sorted([one for one in both if one[0] > 0.0], reverse=True)
+        slower = [one for one in both if one[0] > 0.0]
+        return sorted(faster, key=itemgetter(0), reverse=True), sorted(slower, key=itemgetter(0), reverse=True)
 
     def key(self, kind: RunKind) -> tuple[str, ...]:
         """What runs alike have in common with a kind."""
@@ -239,10 +236,12 @@ class Measured:
     def spans(self, kind: RunKind) -> list[tuple[float, float]]:
         """Least and largest value on each of `AXES`, of the family with these layers; where few, of the family, or of all."""
         if kind not in self._spans:
-            family = [run.place for run in self.runs if run.place.kind.family == kind.family]
-            alike = [place for place in family if place.kind.layers == kind.layers]
-            every = next((own for own in (alike, family) if len(own) >= FEW_RUNS), [run.place for run in self.runs])
-            self._spans[kind] = [(min(column), max(column)) for column in zip(*(p.at for p in every), strict=True)]
+            family = [other.family == kind.family for other in self.votes]
+            alike = [other.family == kind.family and other.layers == kind.layers for other in self.votes]
+            places: list[tuple[float, ...]] = self.column("place.at")
+            every = ([*compress(places, map(own.__getitem__, self.kinds))] for own in (alike, family))
+            columns = zip(*next((own for own in every if len(own) >= FEW_RUNS), places), strict=True)
+            self._spans[kind] = [(min(column), max(column)) for column in columns]
         return self._spans[kind]
 
 
@@ -265,18 +264,18 @@ class SomeMeasured(Measured):
         return tuple([(score, series, *own[at]) for score, series, _, at in ranked if at in own] for ranked in every)
 
 
-def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
-    """The least value that `share` of the votes do not exceed, of (value, vote) pairs; 0 without any.
+def exceeded(ranked: Iterable[RankedScore], votes: Sequence[float], share: float, without: int | None) -> float:
+    """The score at which the votes of the greatest ones first exceed `share`, 0 if never; `votes`: of each kind.
 
-    >>> upper([(3.0, 1.0), (1.0, 1.0), (2.0, 2.0)], 0.75)
-    2.0
+    >>> exceeded([(3.0, 7, 0, 0), (2.0, 8, 1, 1), (1.0, 7, 0, 2)], [1.0, 5.0], 1.5, without=8)
+    1.0
     """
-    ordered = sorted(pairs)
-    total, running = sum(vote for _, vote in ordered), 0.0
-    for value, vote in ordered:
-        running += vote
-        if running >= share * total - 1e-9:
-            return value
+    running = 0.0
+    for score, series, kind, _ in ranked:
+        if series != without:
+            running += votes[kind]
+            if running > share:
+                return score
     return 0.0
 
 
@@ -284,8 +283,9 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     """The runs of one list of the data file, which names each kind and each place once: rows refer to them by index."""
     kinds = [RunKind(*words) for words in document["kinds"]]
     places = [RunPlace(kinds[kind], tuple(at)) for kind, *at in document["places"]]
-    place = document["columns"]["runs"].index("place")
-    return [new_row(FitRun, [*row[:place], places[row[place]], *row[place + 1 :]]) for row in document["runs"]]
+    columns = dict(zip(document["columns"]["runs"], zip(*document["runs"], strict=True), strict=True))
+    columns["place"] = tuple(map(places.__getitem__, columns["place"]))
+    return list(map(new_row, repeat(FitRun), zip(*columns.values(), strict=True)))
 
 
 @cache

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from math import log2
 from operator import add, itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+Item = TypeVar("Item")
 Pick: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
@@ -17,6 +19,17 @@ def pick(places: Sequence[int]) -> Pick:
     (('c', 'a'), ('b',))
     """
     return itemgetter(*places) if len(places) > 1 else lambda values: tuple([values[place] for place in places])
+
+
+def numbered(items: Iterable[Item]) -> tuple[list[int], list[Item]]:
+    """The number of each item among the different ones, and these.
+
+    >>> numbered("abcab")
+    ([0, 1, 2, 0, 1], ['a', 'b', 'c'])
+    """
+    every = [*items]
+    number = dict(zip(dict.fromkeys(every), count(), strict=False))
+    return list(map(number.__getitem__, every)), [*number]
 
 
 class Branches(NamedTuple):
@@ -45,11 +58,9 @@ class Sites:
         branch = [0] * len(places)
         self.axes: list[Branches] = []
         for per, column in zip(per_doubling, zip(*places, strict=True), strict=True):
-            numbers: dict[tuple[int, float], int] = {}
-            branch = [numbers.setdefault(pair, len(numbers)) for pair in zip(branch, column, strict=True)]
-            values: dict[float, int] = {}
-            here = [values.setdefault(value, len(values)) for _, value in numbers]
-            before = pick([parent for parent, _ in numbers])
+            branch, pairs = numbered(zip(branch, column, strict=True))
+            here, values = numbered([value for _, value in pairs])
+            before = pick([parent for parent, _ in pairs])
             self.axes.append(Branches([per * log2(value) for value in values], before, pick(here)))
         self.branches = pick([branch[place] for place in number])
 

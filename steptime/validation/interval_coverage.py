@@ -19,11 +19,12 @@ from math import erf, exp, log, sqrt
 from typing import Any, NamedTuple
 
 from steptime.answer.interval import interval, interval_at
-from steptime.answer.measured import FitRun, Measured, RunPlace, measured, upper
+from steptime.answer.measured import FitRun, Measured, RunPlace, measured
 from steptime.validation.judgement import Judgement
 from steptime.validation.measured_figures import ALLOCATOR
 from steptime.validation.measurements import shipped
 from steptime.validation.slices import EXPERTS, with_experts
+from steptime.validation.stats import upper
 
 FEW_ROWS = 20
 """Rows that an accelerator or framework needs to be listed separately."""

@@ -11,12 +11,12 @@ from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
-from steptime.answer.measured import COVERED, upper
+from steptime.answer.measured import COVERED
 from steptime.base.grouping import grouped
 from steptime.validation.judgement import Judgement
 from steptime.validation.measurements import MeasuredRow
 from steptime.validation.slices import headline, leads, others, split_of
-from steptime.validation.stats import Errors, plain, stats
+from steptime.validation.stats import Errors, plain, stats, upper
 
 MODEL = (
     "framework", "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "vocab", "seq_len", "gpu",

@@ -111,3 +111,18 @@ def interval(errors: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, list[
 def plain(figures: Stats | None) -> dict[str, Any]:
     """Figures as a mapping; without any rows all are None and the counts 0."""
     return figures._asdict() if figures else dict.fromkeys(Stats._fields) | {"rows": 0, "cells": 0}
+
+
+def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
+    """The least value that `share` of the votes do not exceed, of (value, vote) pairs; 0 without any.
+
+    >>> upper([(3.0, 1.0), (1.0, 1.0), (2.0, 2.0)], 0.75)
+    2.0
+    """
+    ordered = sorted(pairs)
+    total, running = sum(vote for _, vote in ordered), 0.0
+    for value, vote in ordered:
+        running += vote
+        if running >= share * total - 1e-9:
+            return value
+    return 0.0
