@@ -67,7 +67,7 @@ def renamed_with(given: list[GivenKey], table: KeyTable, code: str = "") -> list
     if _DIVIDED.search(code):
         whole = {"batch_size", "train_batch_size"}
         given = [item._replace(key="global_batch_size") if item.name in whole else item for item in given]
-    for by, names in (table.raw.get("renamed_beside") or {}).items():
+    for by, names in (table.raw.get("renamed_with") or {}).items():
         known = {item.key for item in given}
         given = [
             item._replace(key=names[item.name])
