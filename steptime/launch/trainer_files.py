@@ -121,9 +121,9 @@ def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dic
         code = re.sub(r"#.*", "", nearby.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
-    named = of_trl(said.code, nearby) | named
     known = {spelled(name, table) for name in said.keys} | named.keys()
     named |= of_program(said.code, said.defaults, known, said.keys)
+    named = of_trl(said.code, nearby, named | {**said.keys}) | named
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
