@@ -40,7 +40,7 @@ def of_defaults(table: KeyTable, nearby: NearbyFiles | None, program: str) -> di
     The table's `defaults_of` is the program whose defaults they are, where the trainer has several. Of a Python file the defaults
     of its dataclasses count.
     """
-    name = str(table.raw.get("defaults_beside") or "") if table.raw.get("defaults_of", "") in program else ""
+    name = str(table.raw.get("defaults_file") or "") if table.raw.get("defaults_of", "") in program else ""
     text = nearby.text(name) if name and nearby is not None else None
     said = (defaults_in(text) if name.endswith(".py") else flatten(parse_mapping(text, name))) if text else {}
     rules = {key: rule_of(spelled(key, table), table) for key in said}

@@ -184,7 +184,7 @@ def of_script(keys: JobKeys, found: _Read) -> int | None:
     why = note.partition(" assumed: ")[2].partition("; else")[0]
     against = " of the script" in why and (devices % ranks or whole % share)
     if against:
-        told = f"{devices} ({why}) do not divide the batch of {whole} over {ranks} ranks"
+        told = f"{devices} devices ({why}), {ranks} to a replica, do not divide the batch of {whole}"
         keys.left_open["parallelism.dp"] = f"number of devices unknown: {told}; {SET_DEVICES}"
     if not against and keys.whole("data_parallel_size") is None:
         return devices

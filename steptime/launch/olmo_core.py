@@ -155,7 +155,7 @@ def _said(path: str, tree: dict[str, Any], script: Script | None) -> Said:
             and (key.startswith("model.") or rule is None or rule.status != "irrelevant")
         ):
             raise ConfigError(f"{path}: {key} is computed ({value.code}); {_PLAN}")
-    return Said(said, script.devices if script is not None else None)
+    return Said(said) if script is None else Said(said, script.devices, notes=script.notes)
 
 
 def _model(model: dict[str, Any], table: KeyTable) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def renamed_with(given: list[GivenKey], table: KeyTable, code: str = "") -> list
     if _DIVIDED.search(code):
         whole = {"batch_size", "train_batch_size"}
         given = [item._replace(key="global_batch_size") if item.name in whole else item for item in given]
-    for by, names in (table.raw.get("renamed_beside") or {}).items():
+    for by, names in (table.raw.get("renamed_with") or {}).items():
         known = {item.key for item in given}
         given = [
             item._replace(key=names[item.name])
@@ -121,9 +121,9 @@ def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dic
         code = re.sub(r"#.*", "", nearby.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
-    named = of_trl(said.code, nearby) | named
     known = {spelled(name, table) for name in said.keys} | named.keys()
     named |= of_program(said.code, said.defaults, known, said.keys)
+    named = of_trl(said.code, nearby, named | {**said.keys}) | named
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 

@@ -84,7 +84,7 @@ class _Plan(Figures):
         super().__init__(keys)
         self.devices, self.open_devices, self.nearby = stated(found, keys.sets), found.unclear.get("devices"), nearby
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
-        own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
+        own = [*(keys.table.raw.get("renamed_with") or {}).values(), keys.table.raw.get("own_arguments") or []]
         sections = tuple(keys.table.raw.get("own_sections") or ())
         named = (
             item.name

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from steptime.launch.config_values import syntax_of
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.program_calls import passed_in
 from steptime.launch.program_setup import last_name
 
 _SINCE = (0, 20)
@@ -20,16 +22,20 @@ _GONE = {
 }
 """Arguments that these take only in earlier releases."""
 _NEEDED = ("requirements.txt", "pyproject.toml", "setup.py", "environment.yml", "environment.yaml")
-_PINNED = re.compile(r"(?<![\w-])trl(?:\[[^\]]*\])?[\"']?\s*=?\s*[\"']?(==|~=|>=|<=|<|=)\s*v?(\d+)\.(\d+)")
+_PINNED = re.compile(r"(?<![\w-])trl(?:\[[^\]]*\])?[\"']?\s*=?\s*[\"']?(==|~=|>=|<=|<|=)\s*v?(\d+)\.(\d+)(\.\d)?")
 _SWITCHES = {
     "gradient_checkpointing": ("performance.activation_checkpointing_type", "full, or none"),
     "bf16": ("performance.precision", "bf16, or fp32"),
 }
 
 
-def of_trl(code: str, nearby: NearbyFiles | None) -> dict[str, bool]:
-    """What SFTConfig switches on where a program says nothing, if its release is known to be a later one."""
-    return dict.fromkeys(_SWITCHES, True) if _uses(code) and _later(code, nearby) else {}
+def of_trl(code: str, nearby: NearbyFiles | None, said: Mapping[str, Any]) -> dict[str, bool]:
+    """What SFTConfig switches on where a program passes nothing, if its release is known to be a later one; no bf16 over fp16."""
+    if not _uses(code) or not _later(code, nearby):
+        return {}
+    left = _SWITCHES.keys() - passed_in(code).keys()
+    half = {"bf16"} if str(said.get("fp16", "")).lower() in {"true", "1"} else set()
+    return dict.fromkeys(sorted(left - half), True)
 
 
 def of_unknown_trl(code: str, program: str, nearby: NearbyFiles | None, said: Collection[str]) -> dict[str, str]:
@@ -48,7 +54,8 @@ def _uses(code: str) -> bool:
     """Whether a program's arguments are those of SFTConfig."""
     if "SFTConfig" not in code or "TrainingArguments(" in code:
         return False
-    return any(isinstance(node, ast.Name) and node.id == "SFTConfig" for node in ast.walk(syntax_of(code)))
+    names = (node for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Name | ast.Attribute))
+    return any(last_name(node) == "SFTConfig" for node in names)
 
 
 def _later(code: str, nearby: NearbyFiles | None) -> bool | None:
@@ -57,10 +64,11 @@ def _later(code: str, nearby: NearbyFiles | None) -> bool | None:
     >>> _later("SFTTrainer(model=m, tokenizer=t)", None), _later("SFTConfig(max_length=512)", None)
     (False, None)
     """
-    pins = [found for name in _NEEDED if nearby for found in _PINNED.findall(nearby.text(name) or "")]
-    for sign, major, minor in pins:
+    texts = [re.sub(r"#.*", "", nearby.text(name) or "") for name in _NEEDED] if nearby else []
+    for sign, major, minor, patch in (found for text in texts for found in _PINNED.findall(text)):
         release = (int(major), int(minor))
-        if sign in {"==", "~=", "="} or (sign == ">=" and release >= _SINCE) or (sign[0] == "<" and release < _SINCE):
+        exact = sign in {"==", "="} or (sign == "~=" and patch)  # ~=0.12 is any 0 from 0.12 on, ~=0.12.0 is 0.12
+        if exact or (sign in {">=", "~="} and release >= _SINCE) or (sign[0] == "<" and release < _SINCE):
             return release >= _SINCE
         if sign == "<" and release == _SINCE:
             return False

@@ -26,17 +26,20 @@ def ring_launches(cp: Num) -> tuple[Num, Num]:
     return forward, 3.0 * cp + 2.0 + received * cp
 
 
-def gather_launches(*, batch_first: bool) -> tuple[Num, Num]:
+def gather_launches(batch: Num, *, flash: bool) -> tuple[Num, Num]:
     """Forward and backward of AttnFuncWithCPAndKVAllGather, but for the copy of an output, an op of its own.
 
-    Forward: the chunks' indices, keys and values put in order; two attention calls, another copy of an output. Backward: two
-    gradients zeroed; indices and order as before; for each of two chunks the call, the query's gradient copied, two gradients
-    added; indices and order again. With the batch first each operand of a chunk is copied on its way to and from that layout:
-    keys and values, then three operands of two chunks forward; four operands and two gradients of two chunks, then both whole
-    gradients, back.
+    Forward: the chunks' indices, keys and values put in order; two attention calls, another copy of an output; for cuDNN's
+    kernel the sequences' offsets divided by twice the ranks. Backward: two gradients zeroed; indices and order as before; for
+    each of two chunks the call, the query's gradient copied, two gradients added; indices and order again. FlashAttention has the
+    batch first: each operand of a chunk is copied on its way to and from that layout: keys and values, then three operands of two
+    chunks forward; four operands and two gradients of two chunks, then both whole gradients, back. A single sequence has the same
+    layout both ways: `contiguous` copies nothing.
     """
-    copies = (8.0, 14.0) if batch_first else (0.0, 0.0)
-    return 6.0 + copies[0], 16.0 + copies[1]
+    if not flash:
+        return 7.0, 16.0
+    several = where(batch > 1, 1.0, 0.0)
+    return 6.0 + 8.0 * several, 16.0 + 14.0 * several
 
 
 def heads_launches(*, again: bool = False, indices: bool = True) -> tuple[Num, Num]:

@@ -142,7 +142,7 @@ def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
         # that again, and of the output's gradient; gradients of the whole zeroed, added to per chunk, put in order
         merge_backward_bytes=2.0 * whole + 6.0 * whole + 4.0 * local.q_bytes + 2.0 * out.bytes,
         merge_kernels=6.0,
-        launches=gather_launches(batch_first=shard.software.batch_first_attention),
+        launches=gather_launches(shard.batch, flash=shard.software.batch_first_attention),
         forward_temp_bytes=maximum(local.k, local.v) * shard.cp * size,
         backward_temp_bytes=2.0 * whole,
         **mask,

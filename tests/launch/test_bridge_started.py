@@ -154,6 +154,18 @@ def test_a_benchmark_that_is_chosen_by_model_devices_and_precision(tmp_path: Pat
     assert line.startswith("line 2: --num_layers of setup_experiment.py is not read")
 
 
+def test_devices_of_a_launchers_default_are_told(tmp_path: Path) -> None:
+    """torchrun without --nnodes starts one node, here of 8; the 16 devices of a job that is submitted are no default."""
+    torchrun = "#!/bin/bash\ntorchrun --nproc_per_node 8 "
+    written(tmp_path, "run.py", BY_NAME)
+    for started in ("run.py", "scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config"):
+        notes = written(tmp_path, "run.sh", f"{torchrun}{started}\n").config["notes"]
+        assert sum(note.startswith("number of devices not set, 8 assumed: torchrun, one node") for note in notes) == 1
+    written(tmp_path, "src/megatron/bridge/perf_recipes/own/h100/own.py", BENCHMARK)
+    plan = written(tmp_path, "my/run.sh", f"#!/bin/bash\nexport GPUS_PER_NODE=4\n{LAUNCHED}\n").config
+    assert (plan["parallelism"]["dp"], plan.get("notes") or []) == (8, [])
+
+
 def test_a_program_that_starts_no_config_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("from megatron.bridge import AutoBridge\n")
     (line,) = asked(tmp_path, "run.sh", "#!/bin/bash\ntorchrun --nproc_per_node 2 run.py --size 3\n")

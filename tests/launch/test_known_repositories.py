@@ -130,7 +130,8 @@ def test_a_batch_that_variables_of_devices_do_not_divide_asks_for_their_number(t
     """3 of WORLD_SIZE, which the one process that Python starts does not read, have no whole share of 32 sequences in fours."""
     run = f"WORLD_SIZE=3\nRANK=0\npython pretrain_gpt.py {FLAGS}\n"
     (told,) = problems(tmp_path, {"run.sh": run}, "run.sh")
-    assert told.startswith("number of devices unknown: 3 (WORLD_SIZE of the script, whose command starts one process)")
+    what = "3 devices (WORLD_SIZE of the script, whose command starts one process), 1 to a replica, do not divide the batch of 32"
+    assert told.startswith(f"number of devices unknown: {what}; ")
     assert job_of(tmp_path, {"run.sh": run.replace("=3", "=4")}, "run.sh").parallelism.dp == 4
 
 

@@ -87,6 +87,9 @@ def test_a_script_whose_file_is_elsewhere(tmp_path):
     (tmp_path / "run.sh").write_text(COMMAND.format("--yaml-cfg conf/gpt.yaml"))
     with pytest.raises(ConfigError, match=r"--yaml-cfg reads conf/gpt.yaml, which was not found.*--with FILE"):
         read("megatron", str(tmp_path / "run.sh"), HARDWARE)
+    (tmp_path / "run.sh").write_text(COMMAND.format("--yaml-cfg $FILE"))
+    with pytest.raises(ConfigError, match=r"run\.sh: \$FILE has no value; write FILE=\.\.\. before the command$"):
+        read("auto", str(tmp_path / "run.sh"))
 
 
 def test_the_switches_of_each_activation():

@@ -150,3 +150,12 @@ def test_what_is_not_known_is_said(tmp_path: Path, old: str, new: str, what: str
     text = PROGRAM.replace(old, new)
     (line,) = asked(tmp_path, "train.py", text, devices=8)
     assert what in line
+
+
+def test_devices_of_a_launchers_default_are_told(tmp_path: Path) -> None:
+    """torchrun without --nnodes starts one node; the user's number takes the note away."""
+    written(tmp_path, "train.py", PROGRAM)
+    script = "torchrun --nproc_per_node 8 train.py\n"
+    (note,) = written(tmp_path, "run.sh", script).config["notes"]
+    assert note.startswith("number of devices not set, 8 assumed: torchrun, one node without --nnodes")
+    assert "notes" not in written(tmp_path, "run.sh", script, **{"parallelism.dp": 16}).config

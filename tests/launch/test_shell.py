@@ -325,6 +325,11 @@ def test_torchrun_starts_one_process_unless_it_is_told():
         ),
         ("WORLD_SIZE=2\nRANK=0\npython train.py", 2, "WORLD_SIZE of the script, whose command starts one process"),
         ("CUDA_VISIBLE_DEVICES=0 python train.py", 1, ""),
+        (
+            "#SBATCH --nodes=1 --gres=gpu:4\npython train.py",
+            4,
+            "the Slurm options of the script, whose command starts one process",
+        ),
     ],
 )
 def test_a_default_of_the_launcher_is_told_as_an_assumed_number_of_devices(command, devices, by):

@@ -61,6 +61,12 @@ RECOMPUTE = "performance.activation_checkpointing_type"
         ("trl==0.21.0", ("", ""), set(), ("bf16", "full")),
         ("trl==0.19.1", ("", ""), set(), ("fp32", None)),
         ("trl<0.20", ("", ""), set(), ("fp32", None)),
+        ("trl~=0.12", ("", ""), {PRECISION, RECOMPUTE}, (None, None)),
+        ("trl~=0.12.1", ("", ""), set(), ("fp32", None)),
+        ("# trl==0.9\ntrl", ("", ""), {PRECISION, RECOMPUTE}, (None, None)),
+        ("trl==0.21.0", ("SFTConfig(", "trl.SFTConfig("), set(), ("bf16", "full")),
+        ("trl==0.21.0", ("max_length", "fp16=True, max_length"), set(), ("fp16", "full")),
+        ("trl==0.21.0", ("max_length", "gradient_checkpointing=False, max_length"), set(), ("bf16", None)),
         ("trl", ("args=", "tokenizer=t, args="), set(), ("fp32", None)),
         ("trl", ("max_length", "max_seq_length"), set(), ("fp32", None)),
         ("trl", ("max_length", "fp16=True, max_length"), {RECOMPUTE}, ("fp16", None)),
@@ -69,7 +75,7 @@ RECOMPUTE = "performance.activation_checkpointing_type"
 )
 def test_what_a_program_leaves_to_sftconfig(tmp_path, pin, changed, asked, settings):
     """huggingface/trl 3510 and 3629: bf16 and gradient checkpointing on since 0.20, where neither is said; 0.16 took SFTTrainer's
-    tokenizer away, 0.20 SFTConfig's max_seq_length.
+    tokenizer away, 0.20 SFTConfig's max_seq_length. `~=0.12` allows every 0 from 0.12 on (PEP 440); with fp16 bf16 stays off.
     """
     files = {"run.sh": f"torchrun --nproc_per_node 8 sft.py --model_name_or_path {LLAMA}\n", "requirements.txt": pin}
     for name, text in (files | {"sft.py": PROGRAM.replace(*changed)}).items():

@@ -15,18 +15,18 @@ MODEL = {
 }  # fmt: skip
 
 
-def layer(cp, how="p2p", **performance):
+def layer(cp, how="p2p", batch=1, **performance):
     """Launches of a layer, forward and backward."""
     layout = {"cp": cp, "cp_comm_type": how, "dp": 1}
     layout |= {"cp_a2a": 2} if how == "a2a+p2p" else {}
-    of = jobs.job(MODEL, seqlen=4096, software="megatron-core", performance=performance, **layout)
+    of = jobs.job(MODEL, seqlen=4096, microbatch_sz=batch, software="megatron-core", performance=performance, **layout)
     times = estimate(of).timing.parts.layer
     return times.forward.kernels, times.backward.kernels
 
 
-def added(cp, how, **performance):
+def added(cp, how, batch=1, **performance):
     """Launches that context parallelism adds to those of a layer."""
-    alone, shared = layer(1, **performance), layer(cp, how, **performance)
+    alone, shared = layer(1, batch=batch, **performance), layer(cp, how, batch, **performance)
     return tuple(there - here for there, here in zip(shared, alone, strict=True))
 
 
@@ -48,23 +48,27 @@ def test_a_ring(cp, forward, backward):
 def test_whole_keys_and_values():
     """AttnFuncWithCPAndKVAllGather with the sequence first, as cuDNN's kernel has it.
 
-    Forward: two all-gathers, the chunks' indices, two index_select, then for each of two chunks the kernel and a copy of its
-    output: 2 + 1 + 2 + 4 = 9, whatever the ranks. Backward: two gradients zeroed, two all-gathers, indices and two index_select;
-    for each chunk the kernel, the query's gradient copied, two gradients added; indices, two index_select, two reduce-scatters:
-    2 + 5 + 8 + 3 + 2 = 20, where the second pair of all-gathers is not counted: 18.
+    Forward: cu_seqlens_q // (2 * cp_size), two all-gathers, the chunks' indices, two index_select, then for each of two chunks
+    the kernel and a copy of its output: 1 + 2 + 1 + 2 + 4 = 10, whatever the ranks. Backward: two gradients zeroed, two
+    all-gathers, indices and two index_select; for each chunk the kernel, the query's gradient copied, two gradients added;
+    indices, two index_select, two reduce-scatters: 2 + 5 + 8 + 3 + 2 = 20, but
+    the second pair of all-gathers is not counted: 18.
     """
-    assert added(4, "all_gather") == added(2, "all_gather") == (9 - 1, 20 - 2 - 1)
-    assert gather_launches(batch_first=False) == (9 - 2 - 1, 20 - 4)
+    assert added(4, "all_gather") == added(2, "all_gather") == (10 - 1, 20 - 2 - 1)
+    assert gather_launches(1, flash=False) == (10 - 2 - 1, 20 - 4)
 
 
-def test_flash_attention_puts_the_batch_first():
-    """FlashAttention's operands have the batch first: x.movedim(...).contiguous() is a copy then.
+@pytest.mark.parametrize(("batch", "more"), [(1, (0, 0)), (2, (8, 14))])
+def test_flash_attention_puts_the_batch_first(batch, more):
+    """FlashAttention's operands have the batch first: x.movedim(...).contiguous() is a copy then, but for a single sequence.
 
     Forward: keys and values; query, keys and values of two chunks: 2 + 6 = 8 more. Backward: query, keys, values and the output's
-    gradient of two chunks, the chunks' two gradients, the two whole gradients: 8 + 4 + 2 = 14 more.
+    gradient of two chunks, the chunks' two gradients, the two whole gradients: 8 + 4 + 2 = 14 more. No offsets are divided: one
+    less forward. torch.empty(8, 1, 4).movedim(0, 1).is_contiguous() holds, and with 2 in the middle it does not.
     """
     ahead, back = added(4, "all_gather")
-    assert added(4, "all_gather", attention_backend="flash") == (ahead + 8, back + 14)
+    flash = added(4, "all_gather", batch, attention_backend="flash")
+    assert flash == (ahead - 1 + more[0], back + more[1])
 
 
 def test_heads_for_tokens():

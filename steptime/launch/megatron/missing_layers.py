@@ -74,7 +74,8 @@ def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> N
     if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
         lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
         raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
+    in_yaml = any(word.text.startswith("--yaml-cfg") for word in words)  # which may have them
     where = (
         f"line {script.line} launches {script.program}, which is not a Megatron-LM training script; " if script else ""
     )
-    raise ConfigError(f"{keys.source}: {where}{blank or f'its flags have no --num-layers; {fix}'}")
+    raise ConfigError(f"{keys.source}: {'' if in_yaml else where}{blank or f'its flags have no --num-layers; {fix}'}")

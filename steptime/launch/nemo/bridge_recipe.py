@@ -25,7 +25,7 @@ from steptime.launch.nemo.bridge_models import is_provided, model_of, model_of_n
 from steptime.launch.nemo.bridge_overrides import put_overrides
 from steptime.launch.nemo.bridge_programs import as_bridge_program
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
-from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
+from steptime.launch.nemo.nemo_recipes import BASE, base_function, of_first_releases, over_recipe
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.over_preset import changed
 from steptime.launch.nemo.own_classes import with_own_class
@@ -82,7 +82,13 @@ def read_recipe(
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
-    text = re.sub(r"(?<![\w.])(Config|Partial)(?=[\[(:])", r"run.\1", text)  # of the first releases' own llm/utils.py
+    return _run_partial(path, file, of_first_releases(text), function, sets, nearby)
+
+
+def _run_partial(
+    path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles | None = None
+) -> Reading:
+    """A function that returns a run.Partial, or a program that trains one."""
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION

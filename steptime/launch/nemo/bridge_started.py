@@ -11,7 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import put
 from steptime.launch.config_functions import read_function
 from steptime.launch.config_values import CLASS
-from steptime.launch.devices import stated
+from steptime.launch.devices import is_default, stated, still_true
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_recipe import BASES, GIVE_LOG, bridge_reading, recipe_table, recipes
 from steptime.launch.reading import Reading, Sets
@@ -34,11 +34,13 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     options = {name: setting for setting, names in table["options"].items() for name in names}
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     program = script.program.rpartition("/")[2]
-    devices = stated(script, sets)
+    devices, notes = stated(script, sets), still_true(script.notes, sets)
     if program != STARTERS[0]:
         said = {table["selectors"].get(key, key): value for key, value in said.items()}
         each, nodes = _count(said.pop("gpus_per_node", None)), _count(said.pop("nodes", None))
-        devices = devices or _count(said.get("num_gpus")) or (nodes * each if nodes and each else None)
+        submitted = _count(said.get("num_gpus")) or (nodes * each if nodes and each else None)
+        if submitted and (devices is None or any(map(is_default, notes))):
+            devices, notes = submitted, [note for note in notes if not is_default(note)]
     name = str(said.pop("recipe", "")) or _chosen(said)
     costless = {*table["without_cost"], *(table["submitting"] if program != STARTERS[0] else ())}
     said = {key: value for key, value in said.items() if key not in costless and value not in (None, "None", False)}
@@ -56,7 +58,9 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
         tree = read_function(str(file), text, name, "ConfigContainer", BASES, NearbyFiles(file.parent))[1]
     for key, value in said.items():
         put(tree, options.get(key, key), value)
-    return bridge_reading(path, (name, tree), sets, devices)
+    reading = bridge_reading(path, (name, tree), sets, devices)
+    reading.config.setdefault("notes", []).extend(notes)
+    return reading
 
 
 def _chosen(said: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
 from steptime.launch.config_values import split_path
-from steptime.launch.devices import devices_in, stated, told
+from steptime.launch.devices import devices_in, stated, still_true, told
 from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.config_objects import object_keys
@@ -101,9 +101,11 @@ def _started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Read
     if "megatron.bridge" not in text:
         return None
     file = nearby.path(script.program)
-    return read_program(
-        path, script.program, text, script.arguments, sets, NearbyFiles(file and file.parent), stated(script, sets)
-    )
+    own = NearbyFiles(file and file.parent)
+    reading = read_program(path, script.program, text, script.arguments, sets, own, stated(script, sets))
+    if reading is not None:
+        reading.config.setdefault("notes", []).extend(still_true(script.notes, sets))
+    return reading
 
 
 def _of_script(path: str, script: Script, nearby: NearbyFiles | None) -> tuple[dict[str, Any], str]:

@@ -26,6 +26,16 @@ def _table() -> dict[str, Any]:
     return parse_mapping(*read_source(FOLDER / "nemo2_recipes.yaml"))
 
 
+def of_first_releases(text: str) -> str:
+    r"""A recipe with run.Config and run.Partial for those of the first releases' own llm/utils.py; not for a class of the file.
+
+    >>> of_first_releases("class Config:\n    x = Partial(f)")
+    'class Config:\n    x = run.Partial(f)'
+    """
+    named = [name for name in ("Config", "Partial") if not re.search(rf"(?m)^\s*class {name}\b", text)]
+    return re.sub(rf"(?<![\w.])({'|'.join(named)})(?=[\[(:])", r"run.\1", text) if named else text
+
+
 def base_function(text: str) -> str:
     """The one function of a program that returns what a recipe makes; "" where there is none, or several."""
     functions = [node for node in syntax_of(text).body if isinstance(node, ast.FunctionDef)]

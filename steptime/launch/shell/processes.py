@@ -255,7 +255,7 @@ def _counted(variables: dict[str, str]) -> tuple[str, int | None]:
     return named, int(variables[named]) if named else None
 
 
-_PER_NODE = ("NPROC_PER_NODE", "GPUS_PER_NODE")
+_PER_NODE, _SEEN = ("NPROC_PER_NODE", "GPUS_PER_NODE"), ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 COUNTS = frozenset({*_PER_NODE, "WORLD_SIZE"})
 
 
@@ -271,7 +271,8 @@ def _around(words: list[Word], variables: dict[str, str]) -> tuple[int | None, i
     default = "one node, since NNODES is not set" if per_node and not said.keys() & {"NNODES", "WORLD_SIZE"} else ""
     names = [name for name in ("WORLD_SIZE", *_PER_NODE, "NNODES") if name in said][: 1 if "WORLD_SIZE" in said else 2]
     if devices is None and said.get("SLURM_NNODES", 1) == 1 and (visible := _visible(variables)):
-        devices, nodes, per_node, default, names = visible, 1, visible, "", ["CUDA_VISIBLE_DEVICES"]
+        names = [*filter(variables.get, _SEEN), "the Slurm options"][:1]
+        devices, nodes, per_node, default = visible, 1, visible, ""
     if (devices or 0) > 1 and any(re.fullmatch(r"(?:.*/)?python[\d.]*", word.text) for word in words):
         default = f"{' and '.join(names)} of the script, whose command starts one process"
     return devices, nodes, per_node, default
@@ -279,8 +280,7 @@ def _around(words: list[Word], variables: dict[str, str]) -> tuple[int | None, i
 
 def _visible(variables: dict[str, str]) -> int | None:
     """Devices of a node that a script leaves its processes, or that Slurm gives it by its headers."""
-    said = variables.get("CUDA_VISIBLE_DEVICES") or variables.get("HIP_VISIBLE_DEVICES")
-    given = variables.get("SLURM_GPUS_ON_NODE", "")
+    said, given = next(filter(None, map(variables.get, _SEEN)), ""), variables.get("SLURM_GPUS_ON_NODE", "")
     return len(said.split(",")) if said else int(given) if re.fullmatch(r"[1-9]\d{0,3}", given) else None
 
 
