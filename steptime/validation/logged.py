@@ -130,8 +130,7 @@ def read_run(
     _check_timer(log, job)
     found = steady(log, tokens, job.data.gbs)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
-        other = "the arguments" if plan is None else plan
-        notes.append(f"data.gbs: {found.batch:,} in the lines used, not the {job.data.gbs:,} of {other}")
+        notes.append(f"data.gbs: {found.batch:,} in the lines used, not {job.data.gbs:,} ({plan or 'arguments'})")
         changes["data.gbs"] = found.batch
         job = to_job(reading, changes, allow_unmodeled=allow_unmodeled)
     config = {key: value for key, value in reading.config.items() if key != "notes"}
