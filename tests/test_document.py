@@ -154,11 +154,15 @@ def test_a_missing_plan_in_a_folder_without_end_is_told_at_once(monkeypatch, tmp
 
 
 def test_a_missing_plan_names_the_file_that_is_nearly_called_so(tmp_path):
-    """A `.yml` of a `.yaml`, a letter too few; a folder is not a plan, and what is called otherwise is not named."""
+    """A `.yml` of a `.yaml`, a letter too few; a folder is not a plan, and what is called otherwise is not named.
+
+    "nope.yaml" and "bin.yaml" share little but their suffix: 2 x 6 / (9 + 8) = 0.71, "nope" and "bin" only n: 2 / 7 = 0.29.
+    """
     (tmp_path / "deepseek_v3.yaml").write_text("model: deepseek-v3\n")
+    (tmp_path / "bin.yaml").write_text("a: 1\n")
     (tmp_path / "deepseek_v2").mkdir()
     meant = f"; did you mean '{tmp_path}/deepseek_v3.yaml'?"
-    for name, hint in (("deepseek_v3.yml", meant), ("deepseek_v.yaml", meant), ("llama.yaml", "")):
+    for name, hint in (("deepseek_v3.yml", meant), ("deepseek_v.yaml", meant), ("nope.yaml", ""), ("llama.yaml", "")):
         with pytest.raises(ConfigError) as error:
             Job.load(tmp_path / name)
         assert error.value.problems == [f"{tmp_path}/{name}: no such file{hint}"]

@@ -112,7 +112,7 @@ def unreadable(name: str, error: OSError | ValueError, wanted: str = "a file") -
 
 
 def _near_file(name: str) -> str:
-    """The end of the line about a missing file: the file of its folder with nearly the same name, its suffix included.
+    """The end of the line about a missing file: the file of its folder with nearly the same name, with and without suffix.
 
     >>> _near_file("no/such/folder.yaml")
     ''
@@ -123,7 +123,8 @@ def _near_file(name: str) -> str:
             meant = closest(path.name, [each.name for each in islice(entries, MOST_FILES) if Path(each.name).suffix])
     except (OSError, ValueError):  # no such folder, or one that cannot be listed
         return ""
-    return f"; did you mean {str(path.with_name(meant))!r}?" if meant else ""
+    near_stem = meant and closest(path.stem, [Path(meant).stem])
+    return f"; did you mean {str(path.with_name(meant))!r}?" if near_stem else ""
 
 
 def _decode(raw: bytes, name: str) -> str:

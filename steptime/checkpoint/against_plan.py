@@ -40,6 +40,8 @@ class PlanCounts:
     degrees: dict[str, int]
     stages: list[int]
     vocab: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Sizes that a checkpoint's names and shapes tell: layers, hidden size."""
 
 
 @dataclass(slots=True)
@@ -102,7 +104,8 @@ def load(path: str) -> PlanCounts:
         counts[kind] = counts.get(kind, 0) + int(param.elements)
     layout = job.parallelism
     stages = [round(stage.params_bytes) for stage in estimate(job).memory.stages]
-    return PlanCounts(counts, {"tp": layout.tp, "pp": layout.pp}, stages, model.vocab_sz)
+    sizes = {"n_layers": model.n_layers, "hidden_sz": model.hidden_sz}
+    return PlanCounts(counts, {"tp": layout.tp, "pp": layout.pp}, stages, model.vocab_sz, sizes)
 
 
 def _planned(name: str) -> str:
@@ -149,6 +152,11 @@ def _hints(summary: Inventory, plan: PlanCounts, rows: dict[str, KindRow]) -> li
     if vocab and plan.vocab and vocab != plan.vocab:
         hints.append(f"embedding: {vocab} rows in the checkpoint, {plan.vocab} in the plan (padding?)")
     head = rows.get("head")
+    differ = any(row.checkpoint != row.plan for row in rows.values())
+    for key, planned in plan.sizes.items() if differ else ():
+        stored = summary.architecture.get(key, {}).get("value")
+        if isinstance(stored, int) and stored != planned:
+            hints.append(f"{key}: {stored} in the checkpoint, {planned} in the plan")
     if head and bool(head.checkpoint) != bool(head.plan):
         side = "plan" if head.checkpoint else "checkpoint"
         hints.append(f"head: tied to the embedding in the {side} only")

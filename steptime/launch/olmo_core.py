@@ -91,7 +91,8 @@ def _config(path: str, text: str) -> dict[str, Any]:
         named = {*re.findall(r"\bTokenizerConfig\.\w+", text)}
         return tree | ({"tokenizer": Computed(0, *named)} if len(named) == 1 else {})
     if len(found) != 1:
-        what = "a program over OLMo-core that gives no builders to build_config"
+        what = "a program over OLMo-core without a call of its build_config(model_config_builder=...), and without a function "
+        what += "that returns ExperimentConfig"
         raise ConfigError(f"{path}: {what}; {_PLAN}")
     said = found[0]
     if own := sorted({"finalize_config", "common_config_builder"} & said.keys()):

@@ -25,6 +25,7 @@ from steptime.launch.nearby_files import NearbyFiles, with_numbers
 from steptime.launch.program_calls import kind_started
 from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
+from steptime.launch.shell.grammar import PROGRAM
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB
 
 KINDS = {
@@ -205,7 +206,8 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     if not telling and _is_shell(path, text):  # which reports what it launches
         return kind_started(text, nearby) or "megatron"
     if not telling:
-        raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
+        known = f"unknown framework; use --from {', '.join([*KINDS, *TABLES])}"
+        raise ConfigError(f"{path}: {PROGRAM if path.endswith('.py') else known}")
     return telling[0]
 
 

@@ -12,7 +12,7 @@ def text(found: Comparison, style: Style) -> str:
 
 
 def sections(found: Comparison) -> list[ReportSection]:
-    """Parameters by kind, bytes of weights by stage where both are known, and likely causes of the differences."""
+    """Parameters by kind, bytes of weights by stage where both are known, and notes on what differs."""
     total = ("total", sum(row.checkpoint for row in found.rows), sum(row.plan for row in found.rows))
     title = "against the plan: " + ("equal" if found.agrees else "DIFFERENT")
     head = ["checkpoint", "plan", "difference"]
@@ -20,7 +20,7 @@ def sections(found: Comparison) -> list[ReportSection]:
     if found.ranks:
         rows = [_row(f"stage {stage}", stored, planned) for stage, stored, planned in found.ranks]
         out.append(Table("bytes of weights on a rank", ["stage", *head], rows))
-    return [*out, FactList("likely causes", [Fact("", found.hints)])] if found.hints else out
+    return [*out, FactList("notes", [Fact("", found.hints)])] if found.hints else out
 
 
 def _row(name: str, stored: int, planned: int) -> list[str]:

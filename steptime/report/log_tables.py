@@ -59,7 +59,7 @@ def answer(compared: Compared) -> Table:
     rows += _peak_rows(compared)
     where = "inside" if low <= step <= high else "outside"
     told = ["error = predicted / measured - 1", f"the measured step is {where} the predicted 80 % interval"]
-    told = [*other_devices(compared), *told, *convention(compared)]
+    told = [*other_devices(compared), *other_batch(compared), *told, *convention(compared)]
     return Table("measured and predicted", ["", "measured", "predicted", "error"], rows, told)
 
 
@@ -73,6 +73,22 @@ def other_devices(compared: Compared) -> list[str]:
         (
             f"the plan has {ours:,} devices, the log's job ran on {said:,}: these are two jobs, and the errors say nothing of "
             f"either; give the log's with --set devices={said}, and its batch with --set data.gbs=N"
+        )
+    ]
+
+
+def other_batch(compared: Compared) -> list[str]:
+    """That the Trainer's samples over its steps are not the plan's batch; a tenth is left for a short last batch."""
+    log, ours = compared.run.log, compared.run.job.data.gbs
+    if log.whole_batch is None or log.steps is not log.whole:
+        return []
+    low, high = log.whole_batch
+    if 0.9 * low <= ours <= 1.1 * high:
+        return []
+    return [
+        (
+            f"the plan has {ours:,} sequences a step, the log {(low + high) / 2.0:,.4g} samples a step; if a sample is a "
+            "sequence, give the log's batch with --set data.gbs=N; if the trainer packs samples into sequences, both may be right"
         )
     ]
 
@@ -140,7 +156,10 @@ def measured(compared: Compared) -> FactList:
         facts.append(Fact("restarts", [f"first iteration logged after each: {shown}"]))
     flags = {status: len(run.reading.of(status)) for status in ("used", "default", "irrelevant", "unmodeled")}
     words = ("used", "framework defaults", "no cost", "not modeled")
-    facts.append(Fact("settings", [", ".join(f"{n:,} {word}" for n, word in zip(flags.values(), words, strict=True))]))
+    if any(flags.values()):  # none of a plan, which is not read by flags
+        facts.append(
+            Fact("settings", [", ".join(f"{n:,} {word}" for n, word in zip(flags.values(), words, strict=True))])
+        )
     return FactList("measurement", facts)
 
 
@@ -222,7 +241,7 @@ def to_dict(compared: Compared) -> dict[str, Any]:
         "config": config(ours),
         "assumptions": list(ours.assumptions),
         "flags": [flag._asdict() for flag in run.reading.flags],
-        "notes": [*other_devices(compared), *run.notes],
+        "notes": [*other_devices(compared), *other_batch(compared), *run.notes],
         "measured": {**run.steady._asdict(), **_rates(compared, step_s, tokens)},
         "predicted": {
             "step_s": ours.step_s,

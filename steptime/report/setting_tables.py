@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.answer.result import Estimate
@@ -62,6 +63,12 @@ def _change(a: float, b: float) -> str:
 
 
 def _signed(value: float) -> str:
+    """A change of seconds with its sign; what only rounding leaves, less than a nanosecond, is 0.
+
+    >>> _signed(-0.5), _signed(-1e-16)
+    ('-500.0 ms', '+0 s')
+    """
+    value = 0.0 if abs(value) < 1e-9 else value
     return ("+" if value >= 0.0 else "-") + seconds(abs(value))
 
 
@@ -103,10 +110,19 @@ def _words(settings: list[Setting]) -> list[str]:
     """Each setting in words, "tp 2 to 4"; recomputation counts as one, however each side writes it."""
     if all(s.path.startswith(RECOMPUTE) for s in settings):
         a, b = (
-            " ".join(_value(value) for s in settings if (value := s[side]) is not None) or "none" for side in (1, 2)
+            " ".join(_recompute(value) for s in settings if (value := s[side]) is not None) or "none" for side in (1, 2)
         )
         return [f"recompute {a} to {b}"]
     return [f"{s.path.partition('.')[2] or s.path} {_value(s.a)} to {_value(s.b)}" for s in settings]
+
+
+def _recompute(value: Any) -> str:
+    """Recomputation in words, the same for a section as for its keys.
+
+    >>> _recompute({"granularity": "full", "method": "uniform", "n_layers": 1})
+    'full uniform 1'
+    """
+    return " ".join(map(flow, value.values())) if isinstance(value, Mapping) else _value(value)
 
 
 def _value(value: Any) -> str:

@@ -130,7 +130,7 @@ def read_run(
     _check_timer(log, job)
     found = steady(log, tokens, job.data.gbs)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
-        notes.append(f"data.gbs: {found.batch:,} in the lines used, not the {job.data.gbs:,} of the arguments")
+        notes.append(f"data.gbs: {found.batch:,} in the lines used, not {job.data.gbs:,} ({plan or 'arguments'})")
         changes["data.gbs"] = found.batch
         job = to_job(reading, changes, allow_unmodeled=allow_unmodeled)
     config = {key: value for key, value in reading.config.items() if key != "notes"}
@@ -177,12 +177,14 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
     if chosen is None and (command := started_by(bytes(log.head).decode("utf-8", "replace"))):
         return read_as("auto", log.files[0], command, {}, sets, nearby)
     if chosen is None or chosen == "megatron":
-        own = (
-            "" if log.framework.startswith("Megatron") or not log.framework else f"; {log.framework} does not print one"
-        )
+        given = "the plan, config or launch script of the job with --plan FILE"
+        if log.framework and not log.framework.startswith("Megatron"):
+            raise ConfigError(
+                f"{log.files[0]}: a log of {log.framework} does not state the job's model and layout; give {given}"
+            )
         raise ConfigError(
-            f"{log.files[0]}: no argument dump (a line 'arguments' between dashes) before the iterations{own}; give the log "
-            "from its beginning, or the plan, config or launch script of the job with --plan FILE"
+            f"{log.files[0]}: no argument dump (a line 'arguments' between dashes) before the iterations; give the log "
+            f"from its beginning, or {given}"
         )
     try:
         return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets, nearby)

@@ -174,6 +174,10 @@ def test_plan_that_agrees_and_one_that_does_not(make, model, command):
     assert code == 1
     assert re.search(r"embedding +32,768 +32,000 +\+768\n", out)
     assert "512 rows in the checkpoint, 500 in the plan" in out
+    assert "n_layers" not in out[out.index("against the plan") :]
+    plan = make.write("plan.yaml", PLAN.replace("VOCAB", "512").replace("n_layers: 4", "n_layers: 6").encode())
+    assert "n_layers: 4 in the checkpoint, 6 in the plan" in command(model, "--model", plan)[1]
+    plan = make.write("plan.yaml", PLAN.replace("VOCAB", "500").encode())
     document = json.loads(command(model, "--json", "--model", plan)[1])
     assert (document["exit_code"], document["plan"]["agrees"]) == (1, False)
 

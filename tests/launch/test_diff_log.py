@@ -104,7 +104,7 @@ def test_two_logs(capsys, tmp_path):
     lines = out.splitlines()
     assert lines[1].split() == ["measured", "14.52", "s", "19.00", "s", "+30.9", "%", "(+4.480", "s)"]
     assert lines[2].startswith("  predicted")
-    assert "recompute none to granularity: full" in out
+    assert "recompute none to full uniform" in out
     a, b = (estimate(read_run([str(path)], H100[1:]).job).step_s for path in (MEGATRON, other))
     assert f"{100 * (b - a) / a:+,.1f} %" in lines[2]
     assert "settings that differ" in out

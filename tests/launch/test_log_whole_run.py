@@ -26,8 +26,10 @@ def step_s(tmp_path, *lines):
 
 
 def test_the_lines():
-    assert [*said(end(131.0, 0.763).encode())] == [WholeRun(131.0, 0.763)]
-    assert [*said(end(131.0, 0.763, "'").encode())] == [WholeRun(131.0, 0.763)]
+    assert [*said(end(131.0, 0.763).encode())] == [WholeRun(131.0, 0.763, 8 * 0.763)]
+    assert [*said(end(131.0, 0.763, "'").encode())] == [WholeRun(131.0, 0.763, 8 * 0.763)]
+    bare = "{'train_runtime': 131.0, 'train_steps_per_second': 0.763}"
+    assert [*said(bare.encode())] == [WholeRun(131.0, 0.763)]
     assert [*said(LENGTH.encode())] == [RunLength(1200, 0)]
     assert [*said(b"  Continuing training from global step 500")] == [RunLength(0, 500)]
     assert [*said(end(0.0, 0.0).encode())] == []
@@ -64,6 +66,29 @@ def test_validate_says_that_it_is_a_mean(capsys, tmp_path):
     found = document(capsys, "--log", log, "--plan", plan)
     assert found["measured"]["step_s"] == pytest.approx(1.3106, rel=1e-4)
     assert any("only the mean of the whole run" in note for note in found["notes"])
+
+
+def test_another_batch_than_the_logs_is_told(capsys, tmp_path):
+    """6.104 samples / 0.763 steps a second are 8 a step: a plan of 64 is told, one of 8 is not.
+
+    At 0.010 steps and 0.08 samples a second the rounding alone allows 0.0795 / 0.0105 = 7.6 to 0.0805 / 0.0095 = 8.5.
+    """
+    (plan := tmp_path / "plan.yaml").write_text(PLAN)
+    log = write(tmp_path / "x.log", [end(131.0, 0.763)])
+    told = "the plan has 64 sequences a step, the log 8 samples a step"
+    found = document(capsys, "--log", log, "--plan", plan, "--set", "data.gbs=64")
+    assert any(note.startswith(told) for note in found["notes"])
+    assert "--set data.gbs=N" in run(capsys, "--log", log, "--plan", plan, "--set", "data.gbs=64")[1]
+    assert not any("samples" in note for note in document(capsys, "--log", log, "--plan", plan)["notes"])
+    assert read_log([write(tmp_path / "y.log", [end(900.0, 0.010)])]).whole_batch == pytest.approx(
+        (7.571, 8.474), abs=1e-3
+    )
+
+
+def test_a_log_without_a_plan_asks_for_it_only(capsys, tmp_path):
+    log = write(tmp_path / "x.log", [end(131.0, 0.763)])
+    told = f"{log}: a log of Hugging Face Trainer does not state the job's model and layout; give the plan, config or launch "
+    assert run(capsys, "--log", log) == (2, "", told + "script of the job with --plan FILE\n")
 
 
 def test_the_machine_by_its_name(capsys):

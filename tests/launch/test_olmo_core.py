@@ -139,7 +139,7 @@ def test_a_whole_config_in_one_function(tmp_path: Path) -> None:
         ("return " + NAMED, f"config = {NAMED}\n        config.d_model -= 8\n        return config", "model.d_model is computed"),
         ("return " + NAMED, f"config = {NAMED}\n        freeze(config)\n        return config", "freeze(config) may change"),
         ("common.tokenizer", "other", "vocabulary size unknown (other.padded_vocab_size())"),
-        ("train_module_config_builder", "module_builder", "a program over OLMo-core that gives no builders"),
+        ("train_module_config_builder", "module_builder", "without a call of its build_config(model_config_builder=...)"),
         ("max_sequence_length=LENGTH", "max_sequence_length=LENGTH ** 1", "does not state max_sequence_length as a number"),
         ("trainer_config_builder", "finalize_config", "what finalize_config sets is not read"),
         ("olmo2_7B", "olmoe_1B_7B", "model 'TransformerConfig.olmoe_1B_7B' is not among the presets"),

@@ -9,7 +9,7 @@ from steptime.base.config import ConfigError
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.program_calls import kind_started, passed_in
 from steptime.launch.program_setup import set_up_in
-from steptime.launch.read import kind_of
+from steptime.launch.read import kind_of, read
 
 FROZEN = ["frozen weights, set up by its code"]
 MARK = "-" * 10 + " arguments " + "-" * 10 + "\n"
@@ -89,3 +89,15 @@ def test_the_flags_of_a_functional_test_of_megatron_over_a_recipe() -> None:
     """Megatron-LM's tests/functional_tests/test_cases: MODEL_ARGS may also be overrides, without any flag."""
     text = "ENV_VARS: {A: 1}\nMODEL_ARGS:\n  trainer.devices: 8\n  model.config.num_layers: 12\n"
     assert kind_of("model_config.yaml", text) == "megatron"
+
+
+@pytest.mark.parametrize("kind", ["auto", "transformers", "llamafactory"])
+def test_a_program_without_its_command_asks_for_it(tmp_path: Path, kind: str) -> None:
+    """A shell reads `trainer.train()` as a function without a body, and the apostrophe of a remark as an open quote."""
+    for number, code in enumerate(("trainer = Trainer(model)\ntrainer.train()\n", "# it isn't one\ntrain()\n")):
+        (path := tmp_path / f"own{number}.py").write_text(code)
+        with pytest.raises(ConfigError) as error:
+            read(kind, str(path))
+        assert error.value.problems == [
+            f"{path}: a Python program, which is not run; give its launch script, or a file with the command that starts it"
+        ]

@@ -76,10 +76,12 @@ class WorldSize(NamedTuple):
 
 
 class WholeRun(NamedTuple):
-    """The end of a run of the Trainer, which does not time its steps: the run's seconds and its steps a second, rounded."""
+    """The end of a run of the Trainer, which does not time its steps: the run's seconds, steps and samples a second, rounded."""
 
     seconds: float
     steps_per_s: float
+    samples_per_s: float = 0.0
+    """0 where the line does not say."""
 
 
 class RunLength(NamedTuple):

@@ -24,6 +24,8 @@ DUMP_LINES = 20_000
 """Most lines between the two marks of an argument dump: one per flag, with lines of other ranks in between."""
 PAUSES = 100_000
 """Most evaluations and checkpoints, and most restarts, that are recorded."""
+_HALF = 0.0005
+"""Half of the last digit of the Trainer's rates."""
 
 BEGINS, ENDS = b" arguments -----", b" end of arguments -----"
 """Marks of Megatron's argument dump (megatron/training/arguments.py, _print_args)."""
@@ -54,6 +56,8 @@ class JobLog:
         """Iterations of DeepSpeed's timer, which leaves out what the training loop does between its steps."""
         self.whole = LoggedSteps()
         """A line for each run of the Trainer, with its mean."""
+        self.whole_batch: tuple[float, float] | None = None
+        """Samples of a step by the last such line, least and most that its rounded rates allow; None where none says."""
         self.loop = False
         """Whether the training loop logs its step times itself; a progress bar's rate is a mean."""
         self.timed_per_step = 0.0
@@ -140,6 +144,9 @@ class JobLog:
         if steps > 0.0:
             self.framework = self.framework or "Hugging Face Trainer"
             self.whole.add(entries.Iteration("", round(steps), entry.seconds / steps), round(steps))
+            if entry.samples_per_s and entry.steps_per_s > _HALF:
+                low = (entry.samples_per_s - _HALF) / (entry.steps_per_s + _HALF)
+                self.whole_batch = low, (entry.samples_per_s + _HALF) / (entry.steps_per_s - _HALF)
 
     @property
     def steps(self) -> LoggedSteps:

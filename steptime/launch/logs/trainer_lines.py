@@ -12,10 +12,11 @@ _BARS = re.compile(
 )
 """tqdm's bar (tqdm/std.py, format_meter) as the Trainer of transformers shows it, without a title, and Lightning by epoch."""
 _WHOLE = re.compile(
-    r"'train_runtime': '?(\d{1,9}\.?\d{0,9})'?,.{0,120}?'train_steps_per_second': '?(\d{1,9}\.?\d{0,9})\b", re.DOTALL
+    r"'train_runtime': '?(\d{1,9}\.?\d{0,9})'?,(.{0,120}?)'train_steps_per_second': '?(\d{1,9}\.?\d{0,9})\b", re.DOTALL
 )
 """huggingface/transformers src/transformers/trainer_utils.py, speed_metrics: seconds of the run and the run's steps over them,
 rounded to 3 digits; also what release 5 prints as text."""
+_SAMPLES = re.compile(r"'train_samples_per_second': '?(\d{1,9}\.?\d{0,9})\b")
 _LENGTH = re.compile(r"\bTotal optimization steps = (\d[\d,]{0,14})|\bContinuing training from global step (\d{1,15})")
 """src/transformers/trainer.py, _inner_training_loop: the steps of the run, and those before its last start."""
 
@@ -29,10 +30,11 @@ def bars(text: str) -> Iterator[Iteration]:
 
 
 def whole_run(text: str) -> Iterator[WholeRun]:
-    """The time of a whole run and its steps a second."""
+    """The time of a whole run, its steps a second and its samples a second."""
     for found in _WHOLE.finditer(text):
-        if (seconds := float(found[1])) and (rate := float(found[2])):
-            yield WholeRun(seconds, rate)
+        if (seconds := float(found[1])) and (rate := float(found[3])):
+            samples = _SAMPLES.search(found[2])
+            yield WholeRun(seconds, rate, float(samples[1]) if samples else 0.0)
 
 
 def run_length(text: str) -> Iterator[RunLength]:

@@ -6,6 +6,7 @@ from steptime.base.config import ConfigError
 from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token, unquoted
 from steptime.launch.shell.statements import Case, Chain, Function, If, Loop, Simple, Statement, Subshell
 
+PROGRAM = "a Python program, which is not run; give its launch script, or a file with the command that starts it"
 _BREAKS = frozenset({"\n", ";", "&"})
 _CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 _DEEPEST = 60
@@ -15,8 +16,17 @@ def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
     """The commands of a script.
 
     Raises:
-        ConfigError: an unclosed quote or block.
+        ConfigError: an unclosed quote or block, or a program.
     """
+    try:
+        return _parsed(text, name, line)
+    except ConfigError:
+        if name.endswith(".py"):
+            raise ConfigError(f"{name}: {PROGRAM}") from None
+        raise
+
+
+def _parsed(text: str, name: str, line: int) -> list[Statement]:
     parser = _Parser(Lexer(text, name, line).tokens(), name)
     found = parser.block(frozenset())
     if (token := parser.peek()) is not None:
