@@ -170,3 +170,23 @@ def test_a_program_that_starts_no_config_is_told_as_such(tmp_path: Path) -> None
     (tmp_path / "run.py").write_text("from megatron.bridge import AutoBridge\n")
     (line,) = asked(tmp_path, "run.sh", "#!/bin/bash\ntorchrun --nproc_per_node 2 run.py --size 3\n")
     assert line == "line 2 launches run.py, which names no config; give the log that prints the job's config"
+
+
+def test_a_size_that_a_recipe_computes_is_asked_for(tmp_path: Path) -> None:
+    """The base recipe's 8,192 tokens, 512 sequences and tp 1 are not those of a function that sets others."""
+    text = (
+        "from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\n"
+        "def own() -> ConfigContainer:\n    job = llama3_8b_pretrain_config()\n"
+        "    job.model.seq_length = of(3)\n    job.model.tensor_model_parallel_size = of(4)\n    return job\n"
+    )
+    lines = asked(tmp_path, "own.py", text)
+    assert lines == (
+        "model.seq_length is computed (of(...)); add --set data.seqlen=N",
+        "model.tensor_model_parallel_size is computed (of(...)); add --set parallelism.tp=N",
+    )
+    told = written(tmp_path, "own.py", text, **{"data.seqlen": 4096, "parallelism.tp": 2, "devices": 8})
+    assert told.config["model"] == "llama3-8b"
+    assert (
+        written(tmp_path, "own.py", text.replace("of(3)", "2048").replace("of(4)", "2")).config["data"]["seqlen"]
+        == 2048
+    )

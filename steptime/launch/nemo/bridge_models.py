@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError
-from steptime.launch.config_values import CLASS
+from steptime.launch.config_values import CLASS, Computed
+from steptime.launch.devices import told
+from steptime.launch.keys import KeyTable, rule_of, spelled
 from steptime.launch.named_models import preset_of
 from steptime.launch.nemo.nemo_run import class_preset, classes
+from steptime.launch.reading import Sets
 
 
 def model_of(section: Any) -> tuple[str | None, dict[str, Any]]:
@@ -39,3 +43,25 @@ def is_provided(path: str, section: Any, unknown: bool) -> bool:
     if unknown and own and own[1] != "GPTModelProvider":
         raise ConfigError(f"{path}: its model is a {own[1]}, whose own settings are not known; add --set model=NAME")
     return bool(own or re.search(r"from_hf_pretrained|to_megatron_provider", made))
+
+
+_SIZES = {*(f"parallelism.{axis}" for axis in ("tp", "pp", "cp")), "data.gbs", "data.microbatch_sz", "data.seqlen"}
+
+
+def ask_for_sizes(
+    path: str, said: Mapping[str, Any], unread: Mapping[str, Computed], table: KeyTable, sets: Sets
+) -> None:
+    """Refuse a degree, a batch or a length that is computed: that of the base recipe is another one.
+
+    Raises:
+        ConfigError: one line for each that the user does not set.
+    """
+    of = {key: rule.note for key in (*said, *unread) if (rule := rule_of(spelled(key, table), table))}
+    asked = {key: of[key] for key in unread if of.get(key) in _SIZES - {of[key] for key in said if key in of}}
+    lines = [
+        f"{path}: {key} is computed ({unread[key].code}); add --set {plan}=N"
+        for key, plan in asked.items()
+        if told(sets, plan) is None
+    ]
+    if lines:
+        raise ConfigError(lines)

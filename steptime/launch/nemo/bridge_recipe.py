@@ -21,7 +21,7 @@ from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
-from steptime.launch.nemo.bridge_models import is_provided, model_of, model_of_name
+from steptime.launch.nemo.bridge_models import ask_for_sizes, is_provided, model_of, model_of_name
 from steptime.launch.nemo.bridge_overrides import put_overrides
 from steptime.launch.nemo.bridge_programs import as_bridge_program
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
@@ -228,6 +228,7 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
         defaults["dataset.seq_length"] = int(length[1]) * 1024 if length else lengths[0]
     computed = [key for key, value in said.items() if isinstance(value, Computed)]
     unread = {key: said.pop(key) for key in computed}
+    ask_for_sizes(path, said, unread, table, sets)
     keys = object_keys(said, table, path, model | dict(sets or {}), defaults=defaults, defaults_of="its recipes")
     if preset is None and not fields and "num_layers" not in keys.values and "model" not in (sets or {}):
         where = "known only at run time" if whole else f"that of {base}(), which is not in the file"
