@@ -76,34 +76,36 @@ def class_schema(cls: Any) -> Any:
     """The schema of a class."""
     named = {name: of for base in reversed(cls.__mro__) for name, of in vars(base).items()}
     marked = [(of.validates, getattr(cls, name)) for name, of in named.items() if hasattr(of, "validates")]
-    made: Any = cs.model_fields_schema({key: cs.model_field(_of_field(info)) for key, info in cls.model_fields.items()})
+    schema: Any = cs.model_fields_schema(
+        {key: cs.model_field(_of_field(info)) for key, info in cls.model_fields.items()}
+    )
     for method in [method for mode, method in marked if mode == "before"]:
-        made = cs.no_info_before_validator_function(method, made)
-    made = cs.model_schema(cls, made, config=cls.core_config)
+        schema = cs.no_info_before_validator_function(method, schema)
+    schema = cs.model_schema(cls, schema, config=cls.core_config)
     for method in [method for mode, method in marked if mode == "after"]:
-        made = cs.no_info_after_validator_function(method, made)
-    return cs.no_info_before_validator_function(cls._read_scalars, made)
+        schema = cs.no_info_after_validator_function(method, schema)
+    return cs.no_info_before_validator_function(cls._read_scalars, schema)
 
 
 def _of_field(info: FieldInfo) -> Any:
-    made = _annotated(info.annotation, [info, *info.metadata])
+    schema = _annotated(info.annotation, [info, *info.metadata])
     if info.default_factory is not None:
         factory: Any = info.default_factory
-        return cs.with_default_schema(made, default_factory=factory, default_factory_takes_data=info.takes_data)
-    return made if info.required else cs.with_default_schema(made, default=info.default)
+        return cs.with_default_schema(schema, default_factory=factory, default_factory_takes_data=info.takes_data)
+    return schema if info.required else cs.with_default_schema(schema, default=info.default)
 
 
 def _annotated(hint: Any, said: Iterable[Any]) -> Any:
     """The schema of an annotation, and of what `Annotated` says of it, from the inside out."""
-    made = _schema(hint)
+    schema = _schema(hint)
     for each in said:
         if isinstance(each, BeforeValidator):
-            made = cs.no_info_before_validator_function(each.func, made)
+            schema = cs.no_info_before_validator_function(each.func, schema)
         elif isinstance(each, AfterValidator):
-            made = cs.no_info_after_validator_function(each.func, made)
+            schema = cs.no_info_after_validator_function(each.func, schema)
         elif each.limits:
-            made = _limited(made, each.limits)
-    return made
+            schema = _limited(schema, each.limits)
+    return schema
 
 
 _PLAIN: dict[Any, Any] = {
@@ -128,8 +130,8 @@ def _schema(hint: Any) -> Any:
         return cs.literal_schema(list(args))
     if origin in {UnionType, Union}:
         arms = [_schema(arm) for arm in args if arm is not NoneType]
-        made = cs.union_schema(arms) if len(arms) > 1 else arms[0]
-        return cs.nullable_schema(made) if NoneType in args else made
+        schema = cs.union_schema(arms) if len(arms) > 1 else arms[0]
+        return cs.nullable_schema(schema) if NoneType in args else schema
     if origin is list:
         return cs.list_schema(_schema(args[0]))
     if origin is dict:
@@ -146,12 +148,12 @@ _CHECKS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _limited(made: Any, limits: Mapping[str, Any]) -> Any:
+def _limited(schema: Any, limits: Mapping[str, Any]) -> Any:
     """A schema with limits on what is not None; those of what a function reads are checked after it."""
-    if made["type"] == "nullable":
-        return {**made, "schema": _limited(made["schema"], limits)}
-    if not made["type"].startswith("function-"):
-        return {**made, **limits}
+    if schema["type"] == "nullable":
+        return {**schema, "schema": _limited(schema["schema"], limits)}
+    if not schema["type"].startswith("function-"):
+        return {**schema, **limits}
 
     def check(value: Any) -> Any:
         for name, limit in limits.items():
@@ -160,4 +162,4 @@ def _limited(made: Any, limits: Mapping[str, Any]) -> Any:
                 raise PydanticKnownError(kind, {name: limit} if kind != "finite_number" else None)  # type: ignore[arg-type]
         return value
 
-    return cs.no_info_after_validator_function(check, made)
+    return cs.no_info_after_validator_function(check, schema)

@@ -28,19 +28,19 @@ class SettingsType(type):
 
     def __new__(mcs, name: str, bases: tuple[type, ...], space: dict[str, Any], **config: Any) -> Any:
         """A class with a configuration of pydantic-core: allow_inf_nan, extra_fields_behavior."""
-        made: Any = super().__new__(mcs, name, bases, space)
-        made.core_config = {"title": name, "extra_fields_behavior": "forbid", **config}
-        made.model_fields = {key: info for base in bases for key, info in getattr(base, "model_fields", {}).items()}
-        own: dict[str, Any] = get_annotations(made, eval_str=True)
+        cls: Any = super().__new__(mcs, name, bases, space)
+        cls.core_config = {"title": name, "extra_fields_behavior": "forbid", **config}
+        cls.model_fields = {key: info for base in bases for key, info in getattr(base, "model_fields", {}).items()}
+        own: dict[str, Any] = get_annotations(cls, eval_str=True)
         for key, hint in own.items():
             if get_origin(hint) is not ClassVar:
-                said = vars(made).get(key, PydanticUndefined)
-                made.model_fields[key] = info = said if isinstance(said, FieldInfo) else FieldInfo(said)
+                said = vars(cls).get(key, PydanticUndefined)
+                cls.model_fields[key] = info = said if isinstance(said, FieldInfo) else FieldInfo(said)
                 info.hint = hint
                 info.annotation, *info.metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-                if key in vars(made):
-                    delattr(made, key)
-        return made
+                if key in vars(cls):
+                    delattr(cls, key)
+        return cls
 
     def __dir__(cls) -> list[str]:
         """Public names that this package defines, without class variables and those of pydantic, for `help` and completion."""
@@ -98,16 +98,16 @@ class Settings(metaclass=SettingsType):
                 values[key] = data[key]
             elif not info.required:
                 values[key] = info.default_after(values)
-        made = object.__new__(cls)
-        made.__setstate__((values, values.keys() & data.keys() if fields_set is None else fields_set))
-        return made
+        of_known = object.__new__(cls)
+        of_known.__setstate__((values, values.keys() & data.keys() if fields_set is None else fields_set))
+        return of_known
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """The same with some values changed, which are not checked."""
-        made = self.__copy__()
-        vars(made).update(update or {})
-        made.__pydantic_fields_set__.update(update or {})
-        return made
+        copy = self.__copy__()
+        vars(copy).update(update or {})
+        copy.__pydantic_fields_set__.update(update or {})
+        return copy
 
     def model_dump(
         self,
@@ -141,10 +141,10 @@ class Settings(metaclass=SettingsType):
 
     def __copy__(self) -> Self:
         """The fields alone: what a `cached_property` holds may not hold for a copy with other fields."""
-        made, fields = object.__new__(type(self)), type(self).model_fields
+        copy, fields = object.__new__(type(self)), type(self).model_fields
         values = {key: value for key, value in self.__dict__.items() if key in fields}
-        made.__setstate__((values, {*self.model_fields_set}))
-        return made
+        copy.__setstate__((values, {*self.model_fields_set}))
+        return copy
 
     def __getstate__(self) -> tuple[dict[str, Any], set[str]]:
         return vars(self), self.model_fields_set

@@ -29,8 +29,8 @@ def bound(
 def called_in(node: ast.Call, names: Mapping[str, Any]) -> str:
     """The dotted name of what is called, or the class that it is a variable of: `provider_class()`; "" where it has none."""
     called = ".".join(dotted(node.func))
-    held = names.get(called)
-    return held.code if isinstance(held, Computed) and re.fullmatch(_CALLABLE, held.code) else called
+    value = names.get(called)
+    return value.code if isinstance(value, Computed) and re.fullmatch(_CALLABLE, value.code) else called
 
 
 _CALLABLE = r"[A-Z]\w+|\w+_(?:config|recipe)"

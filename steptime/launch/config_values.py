@@ -202,8 +202,8 @@ class _Assigned(ast.NodeTransformer):
         """The assignment that a statement with an operator is."""
         read = ast.parse(ast.unparse(node.target), mode="eval").body
         value = ast.BinOp(left=read, op=node.op, right=node.value)
-        made = ast.copy_location(ast.Assign(targets=[node.target], value=value), node)
-        return ast.fix_missing_locations(made)
+        assignment = ast.copy_location(ast.Assign(targets=[node.target], value=value), node)
+        return ast.fix_missing_locations(assignment)
 
 
 def parsed(path: str, text: str) -> ast.Module:

@@ -42,13 +42,14 @@ def gather_launches(batch: Num, *, flash: bool) -> tuple[Num, Num]:
     return 6.0 + 8.0 * several, 16.0 + 14.0 * several
 
 
-def heads_launches(*, again: bool = False, indices: bool = True) -> tuple[Num, Num]:
+def heads_launches(*, output_in_backward: bool = False, indices: bool = True) -> tuple[Num, Num]:
     """Around the all-to-alls of AttnFuncWithCPAndQKVOA2A: query, keys, values and the output; back their gradients.
 
-    `again`: backward exchanges the output too. `indices`: of the chunks, computed once on each side of the kernel, in each pass.
+    `output_in_backward`: backward exchanges the output too. `indices`: those of the chunks are computed in each pass, once on
+    each side of the kernel.
     """
     of_indices = 2.0 if indices else 0.0
-    return of_indices + 4.0 * SWAPPED, of_indices + (5.0 if again else 4.0) * SWAPPED
+    return of_indices + 4.0 * SWAPPED, of_indices + (5.0 if output_in_backward else 4.0) * SWAPPED
 
 
 def together(one: tuple[Num, Num], other: tuple[Num, Num]) -> tuple[Num, Num]:

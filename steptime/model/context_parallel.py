@@ -97,7 +97,7 @@ def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
         merge_forward_bytes=kernel.merge_forward_bytes + 4.0 * (moved + out.bytes),
         merge_backward_bytes=kernel.merge_backward_bytes + 4.0 * (moved + 2.0 * out.bytes),
         merge_kernels=kernel.merge_kernels + 9.0,  # two a tensor: of four in forward, of five in backward
-        launches=together(kernel.launches, heads_launches(again=True)),
+        launches=together(kernel.launches, heads_launches(output_in_backward=True)),
         # keys and values of its heads; the merged output, the copy that was sent, what came
         forward_temp_bytes=kernel.forward_temp_bytes + k + v + 3.0 * out.bytes,
         # output and its gradient of its heads; the gradients' copies that were sent, what came, the last of them in order

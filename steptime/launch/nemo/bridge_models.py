@@ -38,11 +38,11 @@ def is_provided(path: str, section: Any, unknown: bool) -> bool:
     Raises:
         ConfigError: the model is `unknown`, and its provider has settings of its own (models/gemma/gemma3_provider.py).
     """
-    made = str(section.get(CLASS)) if isinstance(section, dict) else ""
-    own = re.search(r"(\w*Provider\w*)$", made)
+    maker = str(section.get(CLASS)) if isinstance(section, dict) else ""
+    own = re.search(r"(\w*Provider\w*)$", maker)
     if unknown and own and own[1] != "GPTModelProvider":
         raise ConfigError(f"{path}: its model is a {own[1]}, whose own settings are not known; add --set model=NAME")
-    return bool(own or re.search(r"from_hf_pretrained|to_megatron_provider", made))
+    return bool(own or re.search(r"from_hf_pretrained|to_megatron_provider", maker))
 
 
 _SIZES = {*(f"parallelism.{axis}" for axis in ("tp", "pp", "cp")), "data.gbs", "data.microbatch_sz", "data.seqlen"}
