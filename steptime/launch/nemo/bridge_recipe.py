@@ -77,11 +77,17 @@ def read_recipe(
         not set.
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
+        program = None
         if not function and "-> ConfigContainer" not in text:
-            reading = read_program(path, file, text, [Word(word, 0) for word in words], sets, nearby or NearbyFiles())
-            if reading is not None:
-                return reading
-        return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
+            program = read_program(path, file, text, [Word(word, 0) for word in words], sets, nearby or NearbyFiles())
+        return program or bridge_reading(
+            path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets
+        )
+    return _read_two(path, file, text, function, sets, nearby)
+
+
+def _read_two(path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles | None) -> Reading:
+    """A recipe of NeMo 2.0, or the objects of a program for `llm.train`, as a config."""
     text = re.sub(r"(?<![\w.])(Config|Partial)(?=[\[(:])", r"run.\1", text)  # of the first releases' own llm/utils.py
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
