@@ -97,3 +97,21 @@ def test_the_schema_says_the_same():
     assert {"const": "auto"} in layout["dp"]["anyOf"]
     assert section["required"] == []
     assert section["anyOf"] == [{"required": ["tp", "pp"]}, {"required": ["fsdp"]}]
+
+
+def test_every_bound_of_the_schema_is_one_that_editors_check():
+    """`ge` is no keyword of JSON Schema; peak_flops: a number of at least 0, memory_bytes one above 0."""
+    found = schema()
+    assert not {"ge", "gt", "le", "lt"} & {key for node in nodes(found) if "type" in node for key in node}
+    chip = found["$defs"]["Accelerator"]["properties"]
+    assert chip["peak_flops"]["additionalProperties"]["anyOf"][0] == {"type": "number", "minimum": 0}
+    number = chip["memory_bytes"]["anyOf"][0]
+    assert (number["type"], number["exclusiveMinimum"], "minimum" in number) == ("number", 0, False)
+
+
+def nodes(node):
+    """Every mapping of a document."""
+    if isinstance(node, dict):
+        yield node
+    for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from nodes(item)

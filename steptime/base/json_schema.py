@@ -10,11 +10,30 @@ import pydantic
 from steptime.base.core_schemas import BeforeValidator, FieldInfo
 from steptime.base.declared import Settings
 
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
 
 def json_schema(cls: type[Settings]) -> dict[str, Any]:
     """The JSON Schema of a class."""
-    found: dict[str, Any] = _model(cls, {}).model_json_schema()
+    found: dict[str, Any] = _standard(_model(cls, {}).model_json_schema())
     return found
+
+
+def _standard(node: Any) -> Any:
+    """A schema with the bounds that pydantic leaves under names of its own, where a validator runs first, as JSON Schema's.
+
+    >>> _standard({"anyOf": [{"type": "number", "ge": 0}, {"type": "number", "ge": 0, "gt": 0}]})
+    {'anyOf': [{'type': 'number', 'minimum': 0}, {'type': 'number', 'exclusiveMinimum': 0}]}
+    """
+    if isinstance(node, list):
+        return [_standard(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    number = node.get("type") in {"number", "integer"}
+    plain = {_BOUNDS.get(key, key) if number else key: _standard(item) for key, item in node.items()}
+    if "minimum" in plain and plain["minimum"] == plain.get("exclusiveMinimum"):
+        del plain["minimum"]  # the other says more
+    return plain
 
 
 def _model(cls: type[Settings], known: dict[type[Settings], Any]) -> Any:
