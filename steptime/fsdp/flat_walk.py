@@ -6,7 +6,8 @@ Source: torch 2.13, torch/distributed/fsdp/_flat_param.py and _runtime_utils.py.
 from __future__ import annotations
 
 from steptime.base.num import Num
-from steptime.fsdp.groups import Buffers, group_of, options
+from steptime.fsdp.ends import head_gradients
+from steptime.fsdp.groups import Buffers, options
 from steptime.fsdp.memory_walk import Wrapped, by_module, gap_of_logits
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import reduced_in
@@ -62,8 +63,7 @@ def flat_backward(
     bytes_, gap = stays + (0.0 if separate else there), gap_of_logits(assembly)
     mine = bytes_ + head.backward.bytes - head.saved
     moments.mark(below + head.saved, mine, f"backward of {head.backward.op}", bytes_, gap=gap)
-    head_grad = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
-    waiting: Num = 0.0 if separate else head_grad
+    waiting: Num = 0.0 if separate else head_gradients(assembly)
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = stays + waiting

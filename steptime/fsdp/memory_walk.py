@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, maximum, same
-from steptime.fsdp.ends import GatheredEnds, ends_of, with_tied
+from steptime.fsdp.ends import GatheredEnds, ends_of, head_gradients
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
 from steptime.fsdp.loss_chunks import chunks_backward, in_chunks, rooted_chunks
 from steptime.fsdp.moments import Moments
@@ -216,7 +216,7 @@ def head_backward(
             below + head.saved, transient, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly)
         )
     if not ends.separate:
-        return group_of(with_tied(assembly), assembly.head.tp, 1).shard * assembly.job.software.itemsize, 0.0
+        return head_gradients(assembly), 0.0
     transient = base + arriving + reduction_of(ends.last) + x
     moments.mark(below, transient, "backward of a reduce-scatter", arriving, reduced=output_of(ends.last))
     moments.allocated(ends.last.stored)

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, same
+from steptime.fsdp.ends import head_gradients
 from steptime.fsdp.flat_walk import flat_forward, gathered_after, gathered_before, reduction
-from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, stays_gathered
+from steptime.fsdp.groups import Buffers, buffers, groups, options, stays_gathered
 from steptime.fsdp.memory_walk import (
     Wrapped,
     copied_out,
@@ -131,8 +132,7 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
     unsharded: Num = sum([kept_bytes(assembly, layer.buffers) for layer in layers])
     transient = there + root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
     moments.mark(below + head.saved, transient, f"backward of {head.backward.op}")
-    fresh: Num = 0.0 if at_once else group_of(assembly.head_params, assembly.head.tp, 1).shard
-    fresh, reducing = root.unsharded + fresh * assembly.job.software.itemsize, 0.0
+    fresh, reducing = root.unsharded + head_gradients(assembly, added_at_once=at_once), 0.0
     for i in range(len(layers) - 1, -1, -1):
         block, before = layers[i].buffers, layers[i].memory.saved
         memory = (added if at_once else layers)[i].memory
@@ -198,7 +198,7 @@ def flat_backward(
     moments.mark(below + head.saved, total + root.gathered + there + coming, "backward of an all-gather")
     transient = total + root.gathered + there + head.backward.bytes - head.saved
     moments.mark(below + head.saved, transient, f"backward of {head.backward.op}")
-    fresh: Num = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
+    fresh: Num = head_gradients(assembly)
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = root.gathered + fresh
