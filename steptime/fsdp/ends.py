@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime.base.num import Num
-from steptime.fsdp.groups import Buffers, buffers, ends_wrapped, one_group, options
+from steptime.fsdp.groups import Buffers, buffers, ends_wrapped, group_of, one_group, options
 from steptime.job.assembly import Assembly
+from steptime.memory.chunked_loss import in_chunks
 from steptime.model.ops import Param
 
 
@@ -62,7 +63,36 @@ def ends_of(assembly: Assembly, root: Buffers) -> GatheredEnds:
     return GatheredEnds(first, last, first.unsharded if stays else 0.0, separate=True, regathered=not stays)
 
 
+def tied_weight(assembly: Assembly) -> list[Param]:
+    """The embedding's weight where it is the head's too."""
+    return [p for p in assembly.embedding.params if p.vocab and assembly.tied_here]
+
+
 def with_tied(assembly: Assembly) -> list[Param]:
     """Parameters of which the head's backward makes gradients: its own, and the embedding's where it is tied."""
-    tied = [p for p in assembly.embedding.params if p.vocab and assembly.tied_here]
-    return [*tied, *assembly.head_params]
+    return [*tied_weight(assembly), *assembly.head_params]
+
+
+def head_gradients(assembly: Assembly, *, added_at_once: bool = False) -> Num:
+    """Bytes of the gradients that a head in the root's group leaves allocated while the layers' backward runs.
+
+    `added_at_once`: each is added to an existing sum, except that of a tied weight, which waits in autograd for the embedding's
+    (torch 2.13, torch/csrc/autograd/engine.cpp: an InputBuffer waits for all of a node's inputs). A tied weight of 1,024 x 128
+    in bf16 has 2 * 131,072 = 262,144 B of it.
+    """
+    params = tied_weight(assembly) if added_at_once else with_tied(assembly)
+    return group_of(params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
+
+
+def sum_of_tied_gradients(assembly: Assembly) -> Num:
+    """Bytes of the embedding's gradients and of the sum of a tied weight's two, once what the backward read is freed; 0 for none.
+
+    The sum goes into a new tensor (torch 2.13, torch/csrc/autograd/input_buffer.cpp, accumulate). Of a weight of 1,024 x 128 in
+    bf16: 2 * 262,144 B, beside the head's. Chunks of the loss have stored the head's, which the embedding's is added to in place.
+    """
+    tied = [] if in_chunks(assembly.job) else tied_weight(assembly)
+    return (
+        group_of([*assembly.embedding.params, *tied], assembly.head.tp, 1).shard * assembly.job.software.itemsize
+        if tied
+        else 0.0
+    )
