@@ -77,7 +77,6 @@ def read_recipe(
         not set.
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
-        program = None
         if not function and "-> ConfigContainer" not in text:
             reading = read_program(path, file, text, [Word(word, 0) for word in words], sets, nearby or NearbyFiles())
             if reading is not None:
