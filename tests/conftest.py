@@ -11,6 +11,7 @@ from pathlib import Path
 
 import browser
 import pytest
+from fork_server import SELDOM
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -131,9 +132,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop():
-    """Collect garbage again, but look at no object of the modules and the list of tests, and less often than by default."""
+    """Collect garbage again, but look at no object of the modules and the list of tests, and `SELDOM`."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(*SELDOM)
     gc.enable()
 
 

@@ -17,6 +17,8 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
+SELDOM = (200_000, 100, 100)
+"""Thresholds of the garbage collector in the processes of tests: nearly everything is freed when its last name goes."""
 TIMED_OUT = 124
 """The exit code of processes that took too long, as timeout(1) has it."""
 
@@ -82,6 +84,7 @@ def main():
         import_module(name)
     imported_env = dict(os.environ.items() - env.items())
     gc.freeze()  # no fork looks through what was imported, which would also copy its pages
+    gc.set_threshold(*SELDOM)
     gc.enable()
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     for line in requests:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from fork_server import SELDOM
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 
@@ -56,7 +57,8 @@ def executed(recorded, path, kernel, request):
             assert sum(asked in cell.source for cell in notebook.cells) == 1
             for cell in notebook.cells:
                 cell.source = cell.source.replace(asked, shorter)
-    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f\nget_ipython().execution_count = 1"))
+    seldom = f"import gc\ngc.freeze()\ngc.set_threshold(*{SELDOM})"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"{seldom}\n%reset -f\nget_ipython().execution_count = 1"))
     client = NotebookClient(notebook, km=kernel, timeout=600, record_timing=False, coalesce_streams=True)
     try:
         client.execute()
