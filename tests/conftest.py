@@ -52,7 +52,11 @@ RANKS = dict.fromkeys(
     "tests on ranks",
 )
 """Those that fork a process which has imported torch and the benchmark (`bench.launch.fork`)."""
-TOGETHER = JUDGED | MEGATRON | RANKS
+PAGES = dict.fromkeys(
+    (f"tests/test_{name}.py" for name in ("browser", "perfetto", "printed_pages")), "tests in a browser"
+)
+"""Those that open pages in one Chromium (`browser`)."""
+TOGETHER = JUDGED | MEGATRON | RANKS | PAGES
 LONG = (
     *JUDGED,
     "tests/test_notebook.py",
@@ -136,6 +140,14 @@ def pytest_runtestloop():
     gc.freeze()
     gc.set_threshold(*SELDOM)
     gc.enable()
+
+
+@pytest.fixture(scope="session", name="browser")
+def one_browser():
+    """A Chromium for all tests of pages, started by the first of them."""
+    made = browser.Browser(browser.found())
+    yield made
+    made.close()
 
 
 @pytest.fixture

