@@ -18,8 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 SELDOM = (200_000, 100, 100)
-"""Thresholds of the garbage collector in the processes of tests: with fewer looks at what is alive torch's tests take a seventh
-less time, and no more memory, since nearly everything is freed when its last name goes."""
+"""Thresholds of the garbage collector in the processes of tests: nearly everything is freed when its last name goes."""
 TIMED_OUT = 124
 """The exit code of processes that took too long, as timeout(1) has it."""
 
