@@ -7,6 +7,7 @@ from typing import NamedTuple
 from steptime.base.num import Num
 from steptime.fsdp.groups import Buffers, buffers, ends_wrapped, group_of, one_group, options
 from steptime.job.assembly import Assembly
+from steptime.memory.chunked_loss import in_chunks
 from steptime.model.ops import Param
 
 
@@ -81,3 +82,17 @@ def head_gradients(assembly: Assembly, *, added_at_once: bool = False) -> Num:
     """
     params = tied_weight(assembly) if added_at_once else with_tied(assembly)
     return group_of(params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
+
+
+def sum_of_tied_gradients(assembly: Assembly) -> Num:
+    """Bytes of the embedding's gradients and of the sum of a tied weight's two, once what the backward read is freed; 0 for none.
+
+    The sum goes into a new tensor (torch 2.13, torch/csrc/autograd/input_buffer.cpp, accumulate). Of a weight of 1,024 x 128 in
+    bf16: 2 * 262,144 B, beside the head's. Chunks of the loss have stored the head's, which the embedding's is added to in place.
+    """
+    tied = [] if in_chunks(assembly.job) else tied_weight(assembly)
+    return (
+        group_of([*assembly.embedding.params, *tied], assembly.head.tp, 1).shard * assembly.job.software.itemsize
+        if tied
+        else 0.0
+    )

@@ -6,9 +6,9 @@ Source: torch 2.13, torch/distributed/fsdp/_flat_param.py and _runtime_utils.py.
 from __future__ import annotations
 
 from steptime.base.num import Num
-from steptime.fsdp.ends import head_gradients
+from steptime.fsdp.ends import head_gradients, sum_of_tied_gradients
 from steptime.fsdp.groups import Buffers, options
-from steptime.fsdp.memory_walk import Wrapped, by_module, gap_of_logits
+from steptime.fsdp.memory_walk import Wrapped, by_module, embedding_backward, gap_of_logits
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import reduced_in
 from steptime.fsdp.replays import gathered_ahead, gathers_after, reentrant_checkpoints
@@ -83,8 +83,8 @@ def flat_backward(
             moments.mark(below, reducing, "backward of a reduce-scatter", stays + there - flat.gathered)
         moments.allocated(sum(layers[i].gradients))
         there, waiting = there - flat.gathered, waiting + layers[i].waits
-    bytes_ = stays + waiting + embedding.backward.bytes - embedding.saved
-    moments.mark(embedding.saved, bytes_, f"backward of {embedding.backward.op}", stays)
+    tied = 0.0 if separate else sum_of_tied_gradients(assembly)
+    embedding_backward(moments, embedding, stays + waiting, tied, stays)
     flat_root(assembly, moments, root)
 
 

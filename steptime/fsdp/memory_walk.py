@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, maximum, same
-from steptime.fsdp.ends import GatheredEnds, ends_of, head_gradients
+from steptime.fsdp.ends import GatheredEnds, ends_of, head_gradients, sum_of_tied_gradients
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
 from steptime.fsdp.loss_chunks import chunks_backward, in_chunks, rooted_chunks
 from steptime.fsdp.moments import Moments
@@ -182,11 +182,20 @@ def backward(
             moments.mark(below, transient, "backward of a reduce-scatter", following, reduced=output_of(one))
             moments.allocated(layers[i].gradients[j])
         waiting = waiting + waits
-    transient = ends.between + ends.regathered_unsharded + reducing + embedding.backward.bytes - embedding.saved
-    moments.mark(embedding.saved, transient + head_grad + waiting, f"backward of {embedding.backward.op}")
+    transient = ends.between + ends.regathered_unsharded + reducing + head_grad + waiting
+    tied = 0.0 if ends.separate else sum_of_tied_gradients(assembly)
+    embedding_backward(moments, embedding, transient, tied)
     mine = 0.0 if options(assembly).wrap == "model" else waiting
     transient = reduction_of(ends.first) + mine
     moments.mark(0.0, transient, "backward of the root's reduce-scatter", reduced=output_of(ends.first))
+
+
+def embedding_backward(moments: Moments, embedding: PartMemory, transient: Num, tied: Num, gathered: Num = 0.0) -> None:
+    """The embedding's backward beside `transient`, then, where there is one, the sum of a `tied` weight's gradients."""
+    extra = embedding.backward.bytes - embedding.saved
+    moments.mark(embedding.saved, transient + extra, f"backward of {embedding.backward.op}", gathered)
+    if same(tied > 0.0):
+        moments.mark(0.0, transient + tied, f"backward of {embedding.backward.op}", gathered)
 
 
 def head_backward(

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, same
-from steptime.fsdp.ends import head_gradients
+from steptime.fsdp.ends import head_gradients, sum_of_tied_gradients
 from steptime.fsdp.flat_walk import flat_forward, gathered_after, gathered_before, reduction
 from steptime.fsdp.groups import Buffers, buffers, groups, options, stays_gathered
 from steptime.fsdp.memory_walk import (
     Wrapped,
     copied_out,
+    embedding_backward,
     forward,
     gathered_backward_ahead,
     wrapped,
@@ -157,8 +158,8 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
             moments.mark(below, there + rest + copied, "backward of a sum of gradients")
         if (said.wrap == "model" and not at_once) or (said.wrap != "model" and phase.last):
             fresh = fresh + layers[i].waits
-    transient = there + fresh + reducing + embedding.backward.bytes - embedding.saved + (unsharded if kept else 0.0)
-    moments.mark(embedding.saved, transient, f"backward of {embedding.backward.op}")
+    transient = there + fresh + reducing + (unsharded if kept else 0.0)
+    embedding_backward(moments, embedding, transient, sum_of_tied_gradients(assembly))
     replicas = 0.0 if said.wrap == "model" else sum([layer.waits for layer in layers])
     resident = replicas if phase.last else there + (unsharded + root.unsharded if kept else 0.0)
     root_sums(moments, root, sums, phase, resident)
@@ -221,8 +222,7 @@ def flat_backward(
             moments.mark(below, transient, "backward of a reduce-scatter")
             moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
         there = there - freed
-    transient = total + root.gathered + fresh + there + embedding.backward.bytes - embedding.saved
-    moments.mark(embedding.saved, transient, f"backward of {embedding.backward.op}")
+    embedding_backward(moments, embedding, total + root.gathered + fresh + there, sum_of_tied_gradients(assembly))
     transient = total + there + root.gathered + root.gradients + root.gathered
     moments.mark(0.0, transient, "backward of the root's flat gradient")
     if phase.last:

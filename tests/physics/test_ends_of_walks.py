@@ -23,6 +23,7 @@ BLOCK = Buffers(5_000.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.
 ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0, last=0.0, sums=0.0)
 HEAD = 2 * 131_200
 LEFT = 3 * 400
+TABLE = 2 * 131_072
 
 
 def walked(*, chunks: int = 1, tied: bool = False, **fsdp: object) -> tuple[Every, Every]:
@@ -58,10 +59,13 @@ def test_the_heads_gradients_stay_to_the_embeddings_backward(tied, chunks):
     """Gradients of the head's weight, 1,024 * 128 in bf16, and of the norm, 128, are part of the root's, which is reduced last.
 
     Where the weight is the embedding's own too: autograd adds the embedding's gradient to it (torch/csrc/autograd/engine.cpp, an
-    InputBuffer waits for all of a node's inputs), or chunks of the loss have.
+    InputBuffer waits for all of a node's inputs), into a new tensor (input_buffer.cpp, accumulate): 1,024 * 128 in bf16 twice,
+    when nothing is left of what the embedding saved. Or chunks of the loss have, and it is added in place.
     """
     _, back = walked(chunks=chunks, tied=tied)
-    assert back.of("backward of embedding") == [(16.0, 300_000 + 6_000 + HEAD + LEFT + 1_012)]
+    beside = 300_000 + 6_000 + HEAD + LEFT
+    summed = [(0.0, beside + 2 * TABLE)] if tied and chunks == 1 else []
+    assert back.of("backward of embedding") == [(16.0, beside + 1_012), *summed]
 
 
 def test_memory_of_what_the_embeddings_reduction_returns(monkeypatch):
@@ -103,6 +107,20 @@ def test_flat_parameters_ends(reshard, kept):
     assert back.of("backward of loss") == [(3_216.0, 100_000 + (10_000 if reshard else 30_000) + 1_200)]
     assert back.of("backward of embedding") == [(16.0, 100_000 + HEAD + LEFT + 1_012)]
     assert back.of("backward of the root's flat gradient") == [(0.0, 100_000 + 50_000 + 100_000)]
+
+
+def test_a_tied_heads_gradient_waits_beside_flat_parameters():
+    """As much as an untied one, 2 * (1,024 * 128 + 128) B, beside each layer: its own 10,000, the next one's, and 900. Last the
+    embedding's, 2 * 1,024 * 128 B, and a sum of as many lie beside it (torch/csrc/autograd/input_buffer.cpp, accumulate).
+    """
+    _, back = walked(version=1, tied=True)
+    assert [bytes_ - 400 * i for i, (_, bytes_) in enumerate(back.of("backward of mlp"))] == [
+        100_000 + HEAD + there + 900 for there in (20_000, 20_000, 10_000)
+    ]
+    assert back.of("backward of embedding") == [
+        (16.0, 100_000 + HEAD + LEFT + 1_012),
+        (0.0, 100_000 + HEAD + LEFT + 2 * TABLE),
+    ]
 
 
 def test_nothing_is_gathered_before_the_loss_without_prefetch():

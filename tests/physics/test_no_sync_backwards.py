@@ -21,14 +21,14 @@ from steptime.memory.part_memories import PartMemories
 BLOCK = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0, last=70.0, sums=6_000.0)
 ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0, last=200.0, sums=100_000.0)
 FIRST, MIDDLE, LAST = Phase(False, False), Phase(summed=True, last=False), Phase(summed=True, last=True)
-SUMS, HEAD = 100_000 + 3 * 6_000, 2 * 131_200
+SUMS, HEAD, TABLE = 100_000 + 3 * 6_000, 2 * 131_200, 2 * 131_072
 ADDED = LAYER._replace(backward=Peak(1_500.0, "mlp"))
 """A layer whose gradients of weights are added to existing ones at once."""
 
 
-def walked(phase: Phase, **fsdp: object) -> Every:
-    said = {"reduce_dtype": "fp32", "no_sync": True} | fsdp
-    assembly = Assembly(job("fsdp2", model={"n_layers": 3}, seqlen=2, microbatches=3, dp=2, fsdp=said))
+def walked(phase: Phase, *, tied: bool = False, **fsdp: object) -> Every:
+    said, model = {"reduce_dtype": "fp32", "no_sync": True} | fsdp, {"n_layers": 3, "tie_embeddings": tied}
+    assembly = Assembly(job("fsdp2", model=model, seqlen=2, microbatches=3, dp=2, fsdp=said))
     memories, found = PartMemories(assembly, weight_grads_stay=True), Every()
     memories.embedding = PartMemory(16.0, Peak(528.0, "embedding"), Peak(1_028.0, "embedding"))
     memories.head = PartMemory(200.0, Peak(900.0, "loss"), Peak(1_400.0, "loss"))
@@ -108,6 +108,25 @@ def test_sums_in_the_dtype_of_compute_are_added_to_at_once():
     """No gradient of the head, nor of a layer, of which 500 B lie beside what it saves."""
     found = walked(MIDDLE, reduce_dtype="bf16", **STAYS)
     assert found.of("backward of mlp") == [(3_016.0 - 1_000 * i, SUMS + 390_000 + 500) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "waits"),
+    [
+        ({"reduce_dtype": "fp32"}, HEAD),
+        ({"reduce_dtype": "bf16"}, TABLE),
+        ({"version": 1, "reshard_after_backward": True}, HEAD),
+    ],
+)
+def test_a_tied_heads_gradient_waits_for_the_embeddings(fsdp, waits):
+    """1,024 * 128 in bf16 wait in autograd until the embedding's come (torch/csrc/autograd/engine.cpp), even where sums are
+    added to at once, as the norm's 128 are then. Then the embedding's and the sum lie beside it (input_buffer.cpp, accumulate).
+    """
+    found = walked(MIDDLE, tied=True, **(STAYS | fsdp))
+    there = SUMS + (100_000 + 30_000 if "version" in fsdp else 390_000) + waits
+    layer = 500 if fsdp.get("reduce_dtype") == "bf16" else 900
+    assert [bytes_ for _, bytes_ in found.of("backward of mlp")] == [there + layer] * 3
+    assert found.of("backward of embedding") == [(16.0, there + 1_012), (0.0, there + 2 * TABLE)]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,18 @@ def test_peak(shape, option, recompute, length):
     assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
 
 
+@pytest.mark.parametrize(("shape", "option"), [("wide mlp", "no prefetch"), ("large vocabulary", "SHARD_GRAD_OP")])
+def test_peak_of_a_tied_head(shape, option):
+    """Its gradient waits in autograd beside the layers' backward, which peaks in the first shape.
+
+    In the second one the embedding's gradient and their sum lie beside it.
+    """
+    model, layout = SHAPES[shape].model_copy(update={"tie_embeddings": True}), Layout(8, fsdp=OPTIONS[option])
+    torch_holds = held(model, KERNELS["full"], 8, layout)
+    ours = estimate(torch_job(model, KERNELS["full"], 8, layout)).memory.stages[0]
+    assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
+
+
 @pytest.mark.parametrize("seqlen", [128, 256])
 def test_peak_at_the_loss_where_every_module_is_wrapped(seqlen):
     """Nothing is gathered then: neither the head, nor the embedding, nor the last block."""

@@ -72,3 +72,18 @@ def test_peak_of_other_layouts(shape, layout, length):
     torch_holds = held(SHAPES[shape], Kernels(), seqlen, layout)
     ours = estimate(torch_job(SHAPES[shape], Kernels(), seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
+
+
+@pytest.mark.parametrize(
+    ("shape", "option"), covering(("wide mlp", "large vocabulary"), ("default", "as accelerate has it", "FSDP 1"))
+)
+def test_peak_of_a_tied_head(shape, option):
+    """Its gradient waits in autograd for the embedding's, even where others are added to their sums at once.
+
+    The first shape peaks in a layer's backward, the second one where those two gradients lie beside their sum.
+    """
+    model = SHAPES[shape].model_copy(update={"tie_embeddings": True})
+    seqlen, layout = {"wide mlp": 128, "large vocabulary": 8}[shape], Layout(8, micro_batches=3, fsdp=OPTIONS[option])
+    torch_holds = held(model, KERNELS["full"], seqlen, layout)
+    ours = estimate(torch_job(model, KERNELS["full"], seqlen, layout)).memory.stages[0]
+    assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
