@@ -4,29 +4,65 @@ from __future__ import annotations
 
 import fnmatch
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import let
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander
-from steptime.launch.shell.recorded_commands import Command, ExitError, LeaveError, Left
-from steptime.launch.shell.scope import Scope, Unknown, merged
+from steptime.launch.shell.scope import Kept, Scope, Unknown, Value, merged
 from steptime.launch.shell.statements import Case, Chain, Function, If, Loop, Simple, Statement, Subshell
 
 _MOST_COMMANDS = 50_000
 _MOST_ROUNDS = 100
 
 
+class Command(NamedTuple):
+    """A command that would run, with variables filled in."""
+
+    words: list[Value]
+    line: int
+    doubt: Unknown | None
+    """Why it may not run; None where it certainly does."""
+    variables: Mapping[str, str] = MappingProxyType({})
+    """Assignments in front of it, visible to it only."""
+
+
+class ExitError(Exception):
+    """The script ends here, with this status."""
+
+
+Left = Literal["break", "continue", "return"]
+"""Commands that leave a loop, its round, or a function."""
+
+
+class LeaveError(Exception):
+    """A loop, its round, or a function ends here."""
+
+    def __init__(self, kind: Left, status: str = "") -> None:
+        super().__init__(kind)
+        self.kind: Left = kind
+        self.status = status
+        """What `return` gives back, or ""."""
+
+
 class ControlFlow(ABC):
     """Interprets statements one after another; a DryRun interprets the simple commands in them."""
 
-    def __init__(self, name: str, scope: Scope) -> None:
-        self.name, self.scope = name, scope
+    def __init__(self, name: str, scope: Scope, nearby: NearbyFiles) -> None:
+        self.name, self.scope, self.nearby = name, scope, nearby
         self.commands = list[Command]()
+        self.told = list[str]()  # what is assumed about which of the commands runs
         self.functions: dict[str, Function] = {}
         self.doubt: Unknown | None = None
         self.count, self.full = 0, False
         self.blame = Unknown("")  # why the last undecided test could not be decided
         self.left = list[tuple[Left, Scope, Unknown]]()  # variables where an undecided test leaves a loop or a function
+        self.locals = list[dict[str, Kept]]()
+        self.depth = self.pipes = 0
         self.loops = self.within = 0  # loops of the function, and subshells
         self.inside = list[Scope]()  # of subshells that ran commands
 
@@ -34,6 +70,17 @@ class ControlFlow(ABC):
     def expand(self) -> Expander:
         """Fills in words from the current variables."""
         return Expander(self.scope, self.name)
+
+    @contextmanager
+    def deeper(self, positional: list[Value] | None) -> Iterator[None]:
+        """One level down, with its own positional arguments."""
+        before, self.scope.positional = self.scope.positional, positional
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+            self.scope.positional = before
 
     @abstractmethod
     def simple(self, node: Simple) -> Outcome:

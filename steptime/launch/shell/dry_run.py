@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, text_to_read
 from steptime.launch.shell.conditions import Outcome, answer_of
-from steptime.launch.shell.control_flow import ControlFlow
+from steptime.launch.shell.control_flow import Command, ControlFlow, ExitError, LeaveError
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.own_commands import own_command
 from steptime.launch.shell.printed import output, printed
-from steptime.launch.shell.recorded_commands import Command, ExitError, LeaveError
-from steptime.launch.shell.scope import Kept, Scope, Value, clean
+from steptime.launch.shell.scope import Scope, Value, clean
 from steptime.launch.shell.slurm import launcher_of, started, submitted
 from steptime.launch.shell.statements import ASSIGNMENT, Function, Simple, Statement, Subshell
 
@@ -34,12 +32,8 @@ class DryRun(ControlFlow):
     """The commands of a script, in order, and the variables they leave."""
 
     def __init__(self, name: str, scope: Scope, nearby: NearbyFiles) -> None:
-        super().__init__(name, scope)
-        self.nearby = nearby
-        self.told = list[str]()  # what is assumed about which of the commands runs
+        super().__init__(name, scope, nearby)
         self.scope.prints, self.scope.outputs = partial(printed, self), partial(output, self)
-        self.depth, self.pipes = 0, 0
-        self.locals = list[dict[str, Kept]]()
 
     def script(self, nodes: list[Statement]) -> None:
         """Interpret a whole script."""
@@ -124,17 +118,6 @@ class DryRun(ControlFlow):
         for name, kept in own.items():
             self.scope.restore(name, kept)
         return "unknown" if left_early else outcome
-
-    @contextmanager
-    def deeper(self, positional: list[Value] | None) -> Iterator[None]:
-        """One level down, with its own positional arguments."""
-        before, self.scope.positional = self.scope.positional, positional
-        self.depth += 1
-        try:
-            yield
-        finally:
-            self.depth -= 1
-            self.scope.positional = before
 
     def included(self, path: str, words: list[Value], launcher: list[Value] | None = None) -> bool:
         """Interpret another script, with its own arguments if given, `launcher` before each command; False: not found."""

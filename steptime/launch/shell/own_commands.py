@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
 
 from steptime.launch.devices import OF_OPTIONS
-from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import assign, let, read_names, write_file
 from steptime.launch.shell.conditions import Outcome
-from steptime.launch.shell.expansion import Expander
-from steptime.launch.shell.recorded_commands import LeaveError, Left
-from steptime.launch.shell.scope import Kept, Scope, Unknown, Value
+from steptime.launch.shell.control_flow import ControlFlow, LeaveError, Left
+from steptime.launch.shell.scope import Scope, Unknown, Value
 from steptime.launch.shell.statements import ASSIGNMENT, Simple
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
@@ -20,24 +17,7 @@ _LEFT: dict[str, Left] = {"break": "break", "continue": "continue", "return": "r
 _NO_OPTIONS = f"{OF_OPTIONS} are taken as not given; for others pass script and arguments as one string"
 
 
-class _Walk(Protocol):
-    """What is needed of the dry run of a script."""
-
-    scope: Scope
-    nearby: NearbyFiles
-    blame: Unknown
-    told: list[str]
-    locals: list[dict[str, Kept]]
-    loops: int
-    depth: int
-
-    @property
-    def expand(self) -> Expander:
-        """Fills in words from the current variables."""
-        ...
-
-
-def own_command(walk: _Walk, first: str, rest: list[Value], node: Simple) -> Outcome | None:
+def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) -> Outcome | None:
     """Interpret one of the shell's own commands; None of any other.
 
     Raises:
@@ -80,7 +60,7 @@ def _unset(scope: Scope, name: str, line: int) -> None:
         scope.clear(name, line)
 
 
-def _declare(walk: _Walk, first: str, node: Simple) -> None:
+def _declare(walk: ControlFlow, first: str, node: Simple) -> None:
     """Assignments after export, local and similar; those of local and declare end with the function."""
     options = "".join(word.text for word in node.words[1:] if re.fullmatch(r"-[a-zA-Z]+", word.text))
     own = bool(walk.locals) and (first == "local" or (first in {"declare", "typeset"} and "g" not in options))
@@ -99,7 +79,7 @@ def _declare(walk: _Walk, first: str, node: Simple) -> None:
                 walk.scope.put(name, walk.scope.mark(f"${name}", Unknown(f"${name} is a reference")), node.line)
 
 
-def _getopts(walk: _Walk, letters: str, name: str) -> Outcome:
+def _getopts(walk: ControlFlow, letters: str, name: str) -> Outcome:
     """The next option of the script's or function's arguments, in `name` and OPTARG; "no" after the last."""
     scope = walk.scope
     if scope.positional is None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol
+from contextlib import suppress
 
+from steptime.launch.shell.control_flow import ControlFlow, ExitError, LeaveError
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.recorded_commands import Command, ExitError, LeaveError, Left
-from steptime.launch.shell.scope import Scope, Unknown, Value
-from steptime.launch.shell.statements import Function, Statement
+from steptime.launch.shell.scope import Value
+from steptime.launch.shell.statements import Statement
 
 _TESTS = re.compile(r"\s*(?:!\s+)?(?:\[\[?|test|if|case)\s")
 _OPTION = re.compile(r"-[neE]+(?:\s|$)")
@@ -17,36 +16,14 @@ _AS_LONG_AS = 20
 """Commands that a call counts as, in the limit on a script's commands: it takes about their time."""
 
 
-class _Interpreter(Protocol):
-    """What is needed of the dry run of a script."""
-
-    name: str
-    commands: list[Command]
-    functions: dict[str, Function]
-    scope: Scope
-    doubt: Unknown | None
-    full: bool
-    count: int
-    pipes: int
-    left: list[tuple[Left, Scope, Unknown]]
-
-    def deeper(self, positional: list[Value] | None) -> AbstractContextManager[Any]:
-        """One level down, with its own positional arguments."""
-        ...
-
-    def block(self, nodes: list[Statement]) -> object:
-        """Interpret commands one after another."""
-        ...
-
-
-def printed(walk: _Interpreter, words: list[Value]) -> str | None:
+def printed(walk: ControlFlow, words: list[Value]) -> str | None:
     """The output of a function with these words; None where it is not known."""
     name = words[0].text if words else ""
     found = _texts(walk, walk.functions[name].body, words[1:]) if name in walk.functions else None
     return "\n".join(found) if found else None
 
 
-def output(walk: _Interpreter, text: str, line: int) -> str | None:
+def output(walk: ControlFlow, text: str, line: int) -> str | None:
     """The output of commands that test and echo: $([ $TP -gt 1 ] && echo --sequence-parallel); None where it is not known."""
     if not _TESTS.match(text):
         return None
@@ -54,7 +31,7 @@ def output(walk: _Interpreter, text: str, line: int) -> str | None:
     return None if found is None else "\n".join(found)
 
 
-def _texts(walk: _Interpreter, body: list[Statement], words: list[Value] | None) -> list[str] | None:
+def _texts(walk: ControlFlow, body: list[Statement], words: list[Value] | None) -> list[str] | None:
     """What each echo of these commands prints, in a copy of the variables as in a subshell; None where it is not known."""
     if walk.doubt is not None:
         return None

@@ -7,9 +7,9 @@ import re
 from typing import NamedTuple
 
 from steptime.launch.devices import FIRST_OF_SEVERAL
+from steptime.launch.shell.control_flow import Command
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.processes import LAUNCHERS
-from steptime.launch.shell.recorded_commands import Command
 
 _OTHER_WORK = re.compile(
     r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
