@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
+from typing import Any
 
 _WORDS = re.compile(r"\s*(0[xX][\da-fA-F]+|\d+#\w+|\d+|[A-Za-z_]\w*|\*\*|<=|>=|==|!=|&&|\|\||<<|>>|[-+*/%()<>!?:])")
-_LEVELS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
 _LARGEST = 1 << 63
 
 ValueOf = Callable[[str], int | None]
@@ -54,46 +55,55 @@ def whole(word: str) -> int:
     return int(sign + plain, 8 if octal else 16 if plain[:2].lower() == "0x" else 10)
 
 
+def _quotient(a: int, b: int) -> int:
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _within(value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise ValueError
+    return value
+
+
+_POWER = 7
+_OPERATORS: dict[str, tuple[int, Callable[[int, int], Any]]] = {
+    "||": (0, lambda a, b: bool(a or b)), "&&": (1, lambda a, b: bool(a and b)), "==": (2, operator.eq),
+    "!=": (2, operator.ne), "<": (3, operator.lt), ">": (3, operator.gt), "<=": (3, operator.le), ">=": (3, operator.ge),
+    "<<": (4, lambda a, b: a << _within(b, 0, 63)), ">>": (4, lambda a, b: a >> _within(b, 0, 63)),
+    "+": (5, operator.add), "-": (5, operator.sub), "*": (6, operator.mul), "/": (6, _quotient),
+    "%": (6, lambda a, b: a - _quotient(a, b) * b), "**": (_POWER, lambda a, b: a ** _within(b, 0, 64)),
+}  # fmt: skip
+"""Operator -> how strongly it binds, and what it does; each binds to the left except **."""
+
+
 class _Evaluator:
     """Recursive descent; raises what `arithmetic` turns into None."""
 
     def __init__(self, words: list[str], lookup: ValueOf) -> None:
         self.words, self.lookup, self.i = words, lookup, 0
 
-    def at(self, *words: str) -> bool:
-        return self.i < len(self.words) and self.words[self.i] in words
+    def expect(self, word: str) -> None:
+        if self.words[self.i] != word:
+            raise ValueError
+        self.i += 1
 
     def choice(self) -> int:
         value = self.level(0)
-        if not self.at("?"):
+        if self.words[self.i : self.i + 1] != ["?"]:
             return value
         self.i += 1
         yes = self.choice()
-        if not self.at(":"):
-            raise ValueError
-        self.i += 1
+        self.expect(":")
         no = self.choice()
         return yes if value else no
 
-    def level(self, depth: int) -> int:
-        if depth == len(_LEVELS):
-            return self.power()
-        value = self.level(depth + 1)
-        while self.at(*_LEVELS[depth]):
-            operator = self.words[self.i]
+    def level(self, least: int) -> int:
+        value = self.unary()
+        while self.i < len(self.words) and (found := _OPERATORS.get(self.words[self.i])) and found[0] >= least:
             self.i += 1
-            value = _apply(operator, value, self.level(depth + 1))
+            right = self.level(found[0] + (found[0] != _POWER))
+            value = _within(int(found[1](value, right)), 1 - _LARGEST, _LARGEST - 1)
         return value
-
-    def power(self) -> int:
-        base = self.unary()
-        if not self.at("**"):
-            return base
-        self.i += 1
-        exponent = self.power()
-        if not 0 <= exponent <= 64:
-            raise ValueError
-        return _bounded(base**exponent)
 
     def unary(self) -> int:
         word = self.words[self.i]
@@ -103,32 +113,9 @@ class _Evaluator:
             return {"-": -value, "+": value, "!": int(not value)}[word]
         if word == "(":
             value = self.choice()
-            if not self.at(")"):
-                raise ValueError
-            self.i += 1
+            self.expect(")")
             return value
         value_of = whole(word) if word[0].isdecimal() else self.lookup(word)
         if value_of is None:
             raise ValueError
         return value_of
-
-
-def _apply(operator: str, a: int, b: int) -> int:
-    if operator in {"/", "%"}:
-        quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-        return quotient if operator == "/" else a - quotient * b
-    if operator in {"<<", ">>"}:
-        if not 0 <= b < 64:
-            raise ValueError
-        return _bounded(a << b) if operator == "<<" else a >> b
-    results = {
-        "||": int(bool(a or b)), "&&": int(bool(a and b)), "==": int(a == b), "!=": int(a != b),
-        "<": int(a < b), ">": int(a > b), "<=": int(a <= b), ">=": int(a >= b), "+": a + b, "-": a - b, "*": a * b,
-    }  # fmt: skip
-    return _bounded(results[operator])
-
-
-def _bounded(value: int) -> int:
-    if abs(value) >= _LARGEST:
-        raise ValueError
-    return value

@@ -61,9 +61,12 @@ class DryRun(ControlFlow):
         fields = [value for word in words for value in self._argument(word)]
         start = len(self.commands)
         own = {word.text.partition("=")[0]: self.expand.text(word.text.partition("=")[2], word.line) for word in local}
-        before = self.scope.shadowed(own, node.line)
+        before = {name: self.scope.kept(name) for name in own}
+        for name, text in own.items():
+            self.scope.put(name, text, node.line)
         outcome = self.command(fields, node) if fields else "ran"
-        self.scope.values = {name: kept for name, kept in (self.scope.values | before).items() if kept is not None}
+        for name, kept in before.items():
+            self.scope.restore(name, kept)
         self.commands[start:] = [
             found._replace(variables=own | dict(found.variables)) for found in self.commands[start:]
         ]

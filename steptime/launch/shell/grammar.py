@@ -77,10 +77,8 @@ class _Parser:
             if (token.operator and token.text in {")", ";;"}) or (not token.operator and token.text in _CLOSING):
                 return found
             before = self.i
-            statement = self.chain()
-            found.append(
-                Subshell([statement]) if self.at("&") else statement
-            )  # what runs in the background keeps what it assigns
+            statement = self.chain()  # what runs in the background keeps what it assigns
+            found.append(Subshell([statement]) if self.at("&") else statement)
             self.skip()
             if self.i == before:
                 raise self.fail(token, f"unexpected {token.text!r}")
@@ -124,6 +122,7 @@ class _Parser:
             self.depth -= 1
 
     def _compound(self, token: Token) -> Statement | None:
+        after = [(t.text, t.operator) for t in self.tokens[self.i + 1 : self.i + 3]]
         found: Statement
         if token.text == "if":
             found = self.branches(token)
@@ -133,16 +132,13 @@ class _Parser:
             found = self.case(token)
         elif token.text in {"{", "("} or (token.operator and token.text == "("):
             found = self.group(token)
-        elif token.text == "function" or self._defines():
+        elif token.text == "function" or after == [("(", True), (")", True)]:
             found = self.function(token)
         else:
             return None
-        self._redirections()
+        while (word := self.peek()) is not None and word.operator and word.text in REDIRECTIONS:
+            self._redirection()
         return found
-
-    def _defines(self) -> bool:
-        after = self.tokens[self.i + 1 : self.i + 3]
-        return [t.text for t in after] == ["(", ")"] and all(t.operator for t in after)
 
     def group(self, token: Token) -> Statement:
         self.i += 1
@@ -236,10 +232,6 @@ class _Parser:
             words.append(token)
             self.i += 1
         return Simple(words, first.line if first else 0, body, to)
-
-    def _redirections(self) -> None:
-        while (token := self.peek()) is not None and token.operator and token.text in REDIRECTIONS:
-            self._redirection()
 
     def _redirection(self) -> None:
         """Passes over an operator and what it names: a file, or the commands of <( ... )."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from copy import copy
 from typing import NamedTuple, TypeAlias
 
 from steptime.launch.shell.arithmetic import arithmetic, whole
@@ -56,15 +57,9 @@ class Unknown(NamedTuple):
         >>> Unknown("$RANK has no value", "RANK").told("write it out")
         '$RANK has no value; write RANK=... before the command'
         """
-        if not self.variable:
-            return f"{self.why}; {otherwise}"
-        if self.variable == NODES_OF_JOB:
-            return f"{self.why}; add --set hardware.nodes=N"
-        if self.variable == DEVICES_OF_JOB:
-            return f"{self.why}; add --set devices=N"
-        if self.variable.isdecimal():
-            return f"{self.why}; pass script and arguments as one string: 'SCRIPT ARG ...'"
-        return f"{self.why}; write {self.variable}=... before the command"
+        known = {"": otherwise, NODES_OF_JOB: "add --set hardware.nodes=N", DEVICES_OF_JOB: "add --set devices=N"}
+        words = "pass script and arguments as one string: 'SCRIPT ARG ...'" if self.variable.isdecimal() else ""
+        return f"{self.why}; {known.get(self.variable) or words or f'write {self.variable}=... before the command'}"
 
     def told_or(self, setting: str) -> str:
         """The reason, and the user's fix where a setting can stand for the value.
@@ -127,12 +122,9 @@ class Scope:
 
     def copy(self) -> Scope:
         """A copy of the variables for independent changes; reasons are shared."""
-        other = Scope({})
+        other = copy(self)
         other.values, other.arrays = dict(self.values), set(self.arrays)
-        other.named, other.cleared, other.integers = set(self.named), set(self.cleared), self.integers
-        other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
-        other.outside, other.read, other.required = self.outside, self.read, self.required
-        other.prints, other.outputs = self.prints, self.outputs
+        other.named, other.cleared = set(self.named), set(self.cleared)
         return other
 
     def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:
@@ -161,18 +153,21 @@ class Scope:
         reasons = self.reasons_of(text)
         return reasons[0].cause if reasons else Unknown(otherwise)
 
+    def _alone(self, text: str) -> Reason | None:
+        """The reason of a text that is one missing value and nothing else."""
+        found = _MARK.fullmatch(text)
+        return self.reasons[int(found[1])] if found else None
+
     def given_outside(self, text: str, name: str, why: str) -> str:
         """A default that is one missing value for this reason: the user may give the variable in its place."""
-        found = _MARK.fullmatch(text)
-        reason = self.reasons[int(found[1])] if found else None
+        reason = self._alone(text)
         if reason is None or reason.cause.variable or why not in reason.cause.why:
             return text
         return self.mark(reason.shown, reason.cause._replace(variable=name))
 
     def unset_variable(self, text: str) -> str:
         """The name of a variable that is not set, if the text is just that variable; "" otherwise."""
-        found = _MARK.fullmatch(text)
-        reason = self.reasons[int(found[1])] if found else None
+        reason = self._alone(text)
         return reason.shown[1:] if reason is not None and reason.unset else ""
 
     def shown(self, text: str) -> str:
@@ -196,13 +191,6 @@ class Scope:
         self.arrays.discard(name)
         self.cleared.discard(name)
 
-    def shadowed(self, own: Mapping[str, str], line: int) -> dict[str, list[Value] | None]:
-        """Set the variables in front of a command; what they were before, None where not set."""
-        before = {name: self.values.get(name) for name in own}
-        for name, text in own.items():
-            self.put(name, text, line)
-        return before
-
     def kept(self, name: str) -> Kept:
         """A variable as it is, for `restore`."""
         found = self.values.get(name)
@@ -211,8 +199,10 @@ class Scope:
     def restore(self, name: str, kept: Kept) -> None:
         """Make a variable what it was."""
         values, array, named = kept or (None, False, False)
-        self.values.pop(name, None)
-        self.values |= {name: values} if values is not None else {}
+        if values is None:
+            self.values.pop(name, None)
+        else:
+            self.values[name] = values
         self.arrays = self.arrays - {name} | ({name} if array else set())
         self.named = self.named - {name} | ({name} if named else set())
 
