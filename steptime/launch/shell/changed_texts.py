@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Protocol
+from collections.abc import Callable
+from typing import TypeAlias
 
 from steptime.launch.shell.scope import Scope, Unknown, Value
 
@@ -15,26 +16,22 @@ _MOST_BRACES = 1000
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
 
-class _Filler(Protocol):
-    scope: Scope
-
-    def text(self, raw: str, line: int) -> str:
-        """A raw word as one text."""
-        ...
+Fill: TypeAlias = Callable[[str], str]
+"""A raw word as one text."""
 
 
-def changed(expand: _Filler, text: str, rest: str, shown: str, line: int) -> str:
+def changed(scope: Scope, fill: Fill, text: str, rest: str, shown: str) -> str:
     """${X%pattern} and similar: what `rest` makes of a variable's text."""
-    if reasons := expand.scope.reasons_of(text):
-        return expand.scope.mark(shown, reasons[0].cause.part)
+    if reasons := scope.reasons_of(text):
+        return scope.mark(shown, reasons[0].cause.part)
     if rest in {"^^", ",,"}:
         return text.upper() if rest == "^^" else text.lower()
     if rest in {"^", ","}:
         return (text[:1].upper() if rest == "^" else text[:1].lower()) + text[1:]
     if found := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
-        return _trimmed(text, found[1], expand.text(found[2], line))
+        return _trimmed(text, found[1], fill(found[2]))
     if found := re.fullmatch(r"/([/#%]?)((?:\\.|[^/\\])*)(?:/(.*))?", rest, re.DOTALL):
-        old, new = expand.text(found[2], line), expand.text(found[3] or "", line)
+        old, new = fill(found[2]), fill(found[3] or "")
         if old and not re.search(r"[*?\[]", old):
             if found[1] == "#":
                 return new + text[len(old) :] if text.startswith(old) else text
@@ -45,21 +42,20 @@ def changed(expand: _Filler, text: str, rest: str, shown: str, line: int) -> str
         start = int(found[1])
         part = text[start:] if start >= 0 or -start <= len(text) else ""
         return part[: int(found[2])] if found[2] else part
-    return expand.scope.mark(shown, Unknown(f"{shown} is not supported"))
+    return scope.mark(shown, Unknown(f"{shown} is not supported"))
 
 
-def sliced(expand: _Filler, values: list[Value], part: re.Match[str], shown: str, line: int) -> list[Value]:
+def sliced(scope: Scope, values: list[Value], part: list[str], shown: str, line: int) -> list[Value]:
     """The elements that a slice takes: from a number on, so many of them if given."""
-    start, count = part.groups()
-    causes = (one.cause for value in values for one in expand.scope.reasons_of(value.text))
+    causes = (one.cause for value in values for one in scope.reasons_of(value.text))
     if listed := next((cause for cause in causes if cause.nodes), None):
-        return [Value(expand.scope.mark(shown, listed.part), line)]
-    numbers = [expand.scope.arithmetic(expand.text(part, line), shown) for part in (start, count) if part]
+        return [Value(scope.mark(shown, listed.part), line)]
+    numbers = [scope.arithmetic(text, shown) for text in part]
     if unknown := next((text for text in numbers if not re.fullmatch(r"-?\d+", text)), None):
         return [Value(unknown, line)]
     first = int(numbers[0])
     kept = values[first:] if first >= 0 or -first <= len(values) else []
-    return kept[: int(numbers[1])] if count else kept
+    return kept[: int(numbers[1])] if numbers[1:] else kept
 
 
 def _trimmed(text: str, kind: str, pattern: str) -> str:

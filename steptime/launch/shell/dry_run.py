@@ -14,18 +14,31 @@ from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.own_commands import own_command
 from steptime.launch.shell.printed import output, printed
 from steptime.launch.shell.scope import Scope, Value, clean
-from steptime.launch.shell.slurm import launcher_of, started, submitted
+from steptime.launch.shell.slurm import submitted
 from steptime.launch.shell.statements import ASSIGNMENT, Function, Simple, Statement, Subshell
 
 _DEEPEST = 20
 _NO_JOB = ("/activate", "conda.sh", ".bashrc", ".bash_profile", "/profile")  # files that set up the shell
 _SCRIPTS = (".sh", ".slurm", ".sbatch", ".bash")
+_SHELLS = frozenset({"bash", "sh", "zsh"})
 
 
-def _script_of(words: list[Value]) -> list[Value]:
-    """The script that a command runs, with its arguments: `bash train.sh 8`, `./train.sh 8`; empty of another command."""
-    script = words[1:] if words[0].text in {"bash", "sh", "zsh"} else words if "/" in words[0].text else []
-    return script if script and script[0].text.endswith(_SCRIPTS) else []
+def script_of(words: list[Value]) -> tuple[list[Value], list[Value]]:
+    """What launches the script that a command runs, and the script with its arguments; both empty of another command.
+
+    >>> words = [Value(word, 1) for word in ("mpirun", "-np", "8", "bash", "train.sh", "7B")]
+    >>> [[word.text for word in part] for part in script_of(words)]
+    [['mpirun', '-np', '8'], ['train.sh', '7B']]
+    """
+    first, at = words[0].text, 0
+    if first in {"srun", "mpirun", "mpiexec"}:
+        at = next((i for i, word in enumerate(words) if i and word.text.endswith(_SCRIPTS)), 0)
+        before = words[at - 1].text
+        if not at or (before.startswith("-") and "=" not in before):
+            return [], []
+        return words[: at - (before in _SHELLS)], words[at:]
+    script = words[1:] if first in _SHELLS else words if "/" in first else []
+    return [], script if script and script[0].text.endswith(_SCRIPTS) else []
 
 
 class DryRun(ControlFlow):
@@ -80,16 +93,14 @@ class DryRun(ControlFlow):
     def command(self, fields: list[Value], node: Simple) -> Outcome:
         """A command with its words filled in."""
         first, rest = fields[0].text, given_script(self.expand, node, self.nearby, fields[1:])
+        launcher, script = script_of([fields[0], *rest])
         if (outcome := own_command(self, first, rest, node)) is not None:
             return outcome
         if first in {"source", "."} and rest:
-            if not self.included(rest[0].text, rest[1:]) and not rest[0].text.endswith(_NO_JOB):
+            if not self.included(rest[0].text, rest[1:], []) and not rest[0].text.endswith(_NO_JOB):
                 self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
-        elif script := _script_of([fields[0], *rest]):
-            if not self.included(script[0].text, script[1:]):
-                self.commands.append(Command(fields, node.line, self.doubt))
         elif first == "sbatch" and (job := submitted(self.scope, self.nearby, self.name, rest)):
-            self.included(job, [])
+            self.included(job, [], [])
         elif first == "exit" and (not rest or rest[0].text == "0" or self.within):
             raise ExitError(rest[0].text if rest else "0")
         elif first in self.functions and self.depth < _DEEPEST:
@@ -98,9 +109,7 @@ class DryRun(ControlFlow):
             return self.call(self.functions[first], rest)
         elif first == "echo" and node.to is not None:
             pass  # to a file, or to stderr
-        elif (at := started(fields)) and self.included(fields[at].text, fields[at + 1 :], launcher_of(fields, at)):
-            pass
-        elif not self.inner(fields, node.line):
+        elif not (script and self.included(script[0].text, script[1:], launcher)) and not self.inner(fields, node.line):
             self.commands.append(Command(fields, node.line, self.doubt))
         return "ran"
 
@@ -122,15 +131,15 @@ class DryRun(ControlFlow):
             self.scope.restore(name, kept)
         return "unknown" if left_early else outcome
 
-    def included(self, path: str, words: list[Value], launcher: list[Value] | None = None) -> bool:
-        """Interpret another script, with its own arguments if given, `launcher` before each command; False: not found."""
+    def included(self, path: str, words: list[Value], launcher: list[Value]) -> bool:
+        """Interpret another script, with its own arguments if given and `launcher` before each command; False: not found."""
         text, start = self.nearby.text(path) if self.depth < _DEEPEST else None, len(self.commands)
         if text is None:
             return False
         with self.deeper(words or self.scope.positional), suppress(LeaveError):
             own = text in self.nearby.written.values()  # which may have marks of missing values
             self.block(parse_shell(text if own else clean(text), self.scope.shown(path)))
-        self.started_by(launcher or [], start)
+        self.started_by(launcher, start)
         return True
 
     def started_by(self, words: list[Value], start: int) -> None:

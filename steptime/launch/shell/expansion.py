@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import posixpath
 import re
+from functools import partial
 from itertools import groupby
 
 from steptime.launch.shell.changed_texts import SLICE, ansi, changed, in_braces, sliced
 from steptime.launch.shell.known_outputs import simple_output
-from steptime.launch.shell.lexer import Lexer, Token
+from steptime.launch.shell.lexer import Lexer
 from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Unknown, Value
 from steptime.launch.shell.slurm import length_of, lists_nodes, nodes_listed
 
@@ -61,13 +62,8 @@ class Expander:
                     for part in parts
                     if part or quoted
                 ]
-        words = (
-            list(group) for parts_words, group in groupby(pieces, key=lambda piece: piece is None) if not parts_words
-        )
+        words = (list(group) for between, group in groupby(pieces, key=lambda piece: piece is None) if not between)
         return [Value("".join(piece.text for piece in word if piece), word[0].line) for word in words if word[0]]
-
-    def _lexed(self, raw: str, line: int) -> list[Token]:
-        return Lexer(raw, self.name, line, array=True).tokens()
 
     def pattern(self, raw: str, line: int) -> str:
         """A raw word as a pattern: what is in quotes stands for itself."""
@@ -188,8 +184,10 @@ class Expander:
             return values
         if part := SLICE.fullmatch(rest) if index in {"[@]", "[*]"} or name in {"@", "*"} else None:
             here = [Value(self.name, line), *values] if name in {"@", "*"} else values
-            return sliced(self, here, part, f"${{{inner}}}", line)
-        return [Value(changed(self, value.text, rest, f"${{{inner}}}", line), value.line) for value in values]
+            numbers = [self.text(number, line) for number in part.groups() if number]
+            return sliced(self.scope, here, numbers, f"${{{inner}}}", line)
+        fill, shown = partial(self.text, line=line), f"${{{inner}}}"
+        return [Value(changed(self.scope, fill, value.text, rest, shown), value.line) for value in values]
 
     def _elements(self, name: str, index: str | None, line: int) -> list[Value]:
         if index in {"[@]", "[*]"}:
@@ -217,7 +215,9 @@ class Expander:
         empty = unset == name or name in self.scope.cleared or (kind[0] == ":" and (not whole or bool(unset)))
         self.depth += 1
         raw = f'"{word}"' if quoted and '"' not in word else word
-        words = [raw] if quoted or not re.search(r"\s", raw) else [token.text for token in self._lexed(raw, line)]
+        words = [raw]
+        if not quoted and re.search(r"\s", raw):
+            words = [token.text for token in Lexer(raw, self.name, line, array=True).tokens()]
         filled = [value for text in words for value in self.fields(text, line)] if self.depth < _DEEPEST else []
         self.depth -= 1
         self.words_done = kind[-1] == "+" or empty
@@ -240,7 +240,7 @@ class Expander:
         shown = f"$({' '.join(inner.split())})"
         self.depth += 1
         try:
-            if (simple := simple_output(self, inner, line, shown)) is not None:
+            if (simple := simple_output(self.scope, partial(self.text, line=line), inner, shown)) is not None:
                 return simple
             if folder := _FOLDER_OF.fullmatch(inner):
                 path = self.text(re.sub(r"\$\{?BASH_SOURCE(?:\[0\])?\}?", "$0", folder[1]), line)
@@ -255,9 +255,8 @@ class Expander:
                 return self._variable("PWD", line)[0].text
             alone = words and self.depth < _DEEPEST and not re.search(r"[|;&<>(`\n]", inner)
             given = [value for word in _WORDS.findall(inner) for value in self.fields(word, line)] if alone else []
-            if (output := self.scope.prints(given)) is not None or (
-                output := self.scope.outputs(inner, line)
-            ) is not None:
+            output = self.scope.prints(given)
+            if (output := self.scope.outputs(inner, line) if output is None else output) is not None:
                 return output
             if plain and words[0] in {"dirname", "basename", "echo"}:
                 apart = _WORDS.findall(words[1]) if words[0] == "basename" and "(" not in inner else words[1:]

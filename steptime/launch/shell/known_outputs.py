@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
 
+from steptime.launch.shell.changed_texts import Fill
 from steptime.launch.shell.scope import Scope
 
 _SUM = re.compile(r"\s*expr\s+([^|;&<>\n]+)|\s*echo\s+\"?([^|;&<>\n\"]+)\"?\s*\|\s*bc\s*")
@@ -27,30 +27,21 @@ _PATH = re.compile(r"\s*(?:readlink\s+-[ef]|realpath)\s+\"?([^-|;&<>\n\"'][^|;&<
 _MOST_NUMBERS = 1000
 
 
-class _WithText(Protocol):
-    scope: Scope
-
-    def text(self, raw: str, line: int) -> str:
-        """A raw word as one text."""
-        ...
-
-
-def simple_output(expand: _WithText, inner: str, line: int, shown: str) -> str | None:
+def simple_output(scope: Scope, fill: Fill, inner: str, shown: str) -> str | None:
     """What the command prints; None of another command, or where a value in it is not known."""
-    scope = expand.scope
     if sums := _SUM.fullmatch(inner):
-        return scope.arithmetic(expand.text(sums[1] or sums[2], line), shown)
+        return scope.arithmetic(fill(sums[1] or sums[2]), shown)
     if cut := _CUT.fullmatch(inner):
-        text = expand.text(cut[1], line)
+        text = fill(cut[1])
         parts = text.split(cut[3])
         return parts[int(cut[4]) - 1] if scope.known(text) and 0 < int(cut[4]) <= len(parts) else None
     if seq := _SEQ.fullmatch(inner):
-        return _numbers(expand.text(seq[1], line).split())
+        return _numbers(fill(seq[1]).split())
     if listed := _PARTS.fullmatch(inner):
-        text = expand.text(listed[1], line)
+        text = fill(listed[1])
         return str(text.count(",") + 1) if scope.known(text) else None
     if path := _PATH.fullmatch(inner):
-        return expand.text(path[1], line)
+        return fill(path[1])
     visible = scope.get("CUDA_VISIBLE_DEVICES") if _VISIBLE.fullmatch(inner) else None
     return str(visible.text.count(",") + 1) if visible is not None and scope.known(visible.text) else None
 

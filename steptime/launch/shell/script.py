@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from steptime.base.config import ConfigError
@@ -22,7 +24,7 @@ from steptime.launch.shell.processes import COUNTS, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
-from steptime.launch.shell.usage import examples_of
+from steptime.launch.shell.usage import Example, examples_of
 
 _OFFICIAL = re.compile(
     r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
@@ -57,7 +59,6 @@ class Script(NamedTuple):
     """Why its number of devices cannot be read, and the user's fix."""
     gpu: str
     """The kind of device that a header of sbatch asks for, or "": h100 of --gpus-per-node=h100:8, a100 of --constraint=a100."""
-
     environment: dict[str, str]
     """Environment variables that the script uses, except the usual ones of any shell."""
     notes: tuple[str, ...] = ()
@@ -91,28 +92,25 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, nearby:
     Raises:
         ConfigError: the text is no shell script that can be read (an unclosed quote), or has no one launch command.
     """
-    found = _read(text, name, env, nearby, None)
+    read = partial(_read, text, name, env or {}, nearby)
+    found = read(None)
     if "1" not in (env or {}):
-        found = _without_words(found, text, name, env, nearby)
+        found = _without_words(found, read, next(iter(examples_of(text, name)), None))
     if found.problems:
         raise ConfigError(found.problems)
     return found
 
 
-def _without_words(
-    found: Script, text: str, name: str, env: dict[str, str] | None, nearby: NearbyFiles | None
-) -> Script:
+def _without_words(found: Script, read: Callable[[list[Value]], Script], example: Example | None) -> Script:
     """The reading of a script that the user gives no arguments: run without any, else with those of a comment's example."""
     unclear = bool(found.problems) or not found.program
-    again = _read(text, name, env, nearby, []) if unclear or _hangs_on_words(found) else found
-    whole = unclear or not (
-        _lacks_words(again) or _missing(again) < _missing(found)
-    )  # a loop over no words leaves all empty
+    again = read([]) if unclear or _lacks_words(found, of_flags=True) else found
+    # a loop over no words leaves all empty
+    whole = unclear or not (_lacks_words(again) or _missing(again) < _missing(found))
     found = again if again.program and not again.problems and whole else found
-    example = next(iter(examples_of(text, name)), None) if _lacks_words(found) else None
-    if example is None:
+    if example is None or not _lacks_words(found):
         return found
-    given = _read(text, name, env, nearby, [Value(clean(word), 0) for word in example.words])
+    given = read([Value(clean(word), 0) for word in example.words])
     if given.problems or not given.program or _lacks_words(given):
         return found
     shown = " ".join(example.words)
@@ -120,42 +118,37 @@ def _without_words(
     return given._replace(notes=(*given.notes, f"{why}; for others pass script and arguments as one string"))
 
 
-def _hangs_on_words(found: Script) -> bool:
-    """Whether a test of the script's own arguments decides about flags of its program."""
-    reasons = (reason for word in found.arguments for reason in word.unresolved)
-    return any(reason.choices and reason.variable.isdecimal() for reason in reasons)
-
-
 def _missing(found: Script) -> int:
     """How many words of the arguments have no value, those apart whose texts are known."""
     return sum(any(not reason.choices for reason in word.unresolved) for word in found.arguments)
 
 
-def _lacks_words(found: Script) -> bool:
-    """Whether arguments that the script is not given are part of what it launches."""
-    return any(reason.variable.isdecimal() for word in found.arguments for reason in word.unresolved)
+def _lacks_words(found: Script, *, of_flags: bool = False) -> bool:
+    """Whether arguments that the script is not given are part of what it launches; `of_flags`: by a test that chooses flags."""
+    reasons = (reason for word in found.arguments for reason in word.unresolved)
+    return any(reason.variable.isdecimal() and (reason.choices or not of_flags) for reason in reasons)
 
 
 def _read(
-    text: str, name: str, env: dict[str, str] | None, nearby: NearbyFiles | None, positional: list[Value] | None
+    text: str, name: str, env: dict[str, str], nearby: NearbyFiles | None, positional: list[Value] | None
 ) -> Script:
     text = _PLACEHOLDER.sub(lambda found: f"[{'_'.join(found[1].split())}]", clean(text))
     headers = headers_of(text)
-    scope = Scope(slurm_variables(headers, text) | (env or {}))
+    scope = Scope(slurm_variables(headers, text) | env)
     scope.positional = positional
-    if env and "1" in env:
+    if "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
     walk = DryRun(posixpath.basename(name), scope, nearby or NearbyFiles())
     walk.script(parse_shell(text, name))
-    launch, problems = the_launch(walk, name, (env or {}).get(LINE, ""))
+    launch, problems = the_launch(walk, name, env.get(LINE, ""))
     if launch is not None and UNKNOWN.fullmatch((program := launch.command.words[launch.at]).text):
         shown = _word(program, walk.scope)
         why = shown.unresolved[0].told("write the program into the script")
         problems.append(f"{name}: line {launch.command.line} launches {shown.text}: {why}")
-    doubt = launch.command.doubt if launch is not None else None
-    notes = (f"line {launch.command.line} is assumed to run: it depends on {doubt.why}",) if launch and doubt else ()
-    notes = (*walk.told, *notes)
+    notes = walk.told
+    if launch is not None and launch.command.doubt:
+        notes += [f"line {launch.command.line} is assumed to run: it depends on {launch.command.doubt.why}"]
     if scope.required and positional is not None:
         problems.append(f"{name}: ${scope.required[0]} has no value, and the script stops without it")
     if walk.full:
@@ -166,9 +159,9 @@ def _read(
         for key, found in scope.values.items()
         if key not in scope.arrays and found and scope.known(found[0].text)
     }
-    nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     said = variables.get("VOCAB_SIZE", "")
     tokenizer = _first(_OFFICIAL, text).lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
+    nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     nothing = nothing._replace(tokenizer=tokenizer, container=_first(_CONTAINER, text))
     fragments = _fragments(walk.scope, name) if launch is None else []
     if fragments and (unknown := _unknown_flags(walk.scope)):
@@ -179,8 +172,8 @@ def _read(
         return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
     if launch is None or problems:
         return nothing
-    read = {key: env[key] for key in scope.read if env and key in env and key not in _USUAL}
-    return _launched(nothing._replace(environment=read, notes=notes), launch, walk.scope)
+    read = {key: env[key] for key in scope.read if key in env and key not in _USUAL}
+    return _launched(nothing._replace(environment=read, notes=tuple(notes)), launch, walk.scope)
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

@@ -104,24 +104,6 @@ def submitted(scope: Scope, nearby: NearbyFiles, own: str, words: list[Value]) -
     return name
 
 
-def started(words: list[Value]) -> int:
-    """Position of the script that srun or mpirun starts; 0 where they start none.
-
-    >>> started([Value(word, 1) for word in ("mpirun", "-np", "8", "bash", "train.sh")])
-    4
-    """
-    if words[0].text not in {"srun", "mpirun", "mpiexec"}:
-        return 0
-    at = next((i for i, word in enumerate(words) if i and word.text.endswith((".sh", ".slurm", ".sbatch"))), 0)
-    before = words[at - 1].text
-    return 0 if before.startswith("-") and "=" not in before else at
-
-
-def launcher_of(words: list[Value], at: int) -> list[Value]:
-    """The words before the script at `at`, without the shell that reads it."""
-    return words[: at - 1] if words[at - 1].text in {"bash", "sh"} else words[:at]
-
-
 def _gpus_on_node(found: dict[str, str], *, nodes_said: bool) -> int:
     """The devices that a batch script is given on its node: as asked for a node, for each task of one, or in all; else 0."""
     said = {name: int(text) for name, text in found.items() if text.isdecimal()}
