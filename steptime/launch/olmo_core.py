@@ -19,8 +19,7 @@ from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, flatten, load_table, rule_of, spelled
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import Sets
-from steptime.launch.shell.blank_words import blanks
-from steptime.launch.shell.processes import flags_of
+from steptime.launch.shell.processes import blanks, flags_of
 from steptime.launch.shell.script import Script, read_script
 from steptime.launch.trainer_files import Said
 

@@ -33,8 +33,7 @@ from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.nemo.train_calls import read_train_call
 from steptime.launch.reading import LaunchFlag, Reading, Sets
-from steptime.launch.shell.blank_words import blanks
-from steptime.launch.shell.processes import Word, flags_of
+from steptime.launch.shell.processes import Word, blanks, flags_of
 
 _FP8: tuple[dict[str, Any], ...] = (
     {"fp8": "hybrid", "fp8_recipe": "delayed"},

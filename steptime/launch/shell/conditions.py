@@ -17,7 +17,9 @@ Outcome: TypeAlias = Literal["yes", "no", "ran", "unknown"]
 
 
 _EQUAL = frozenset({"=", "==", "!="})
-_OPPOSITE: dict[Outcome, Outcome] = {"yes": "no", "no": "yes"}
+OPPOSITE: dict[Outcome, Outcome] = {"yes": "no", "no": "yes", "unknown": "unknown", "ran": "ran"}
+_DECIDED_BY: tuple[tuple[str, Outcome], ...] = (("||", "yes"), ("-o", "yes"), ("&&", "no"), ("-a", "no"))
+"""Operators, and the answer of one side that is also that of both."""
 _BINARY = _EQUAL | {"-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-a", "-o", "<", ">", "=~"}
 
 
@@ -45,7 +47,7 @@ def _strict(words: list[str], scope: Scope) -> Outcome:
     if len(words) <= 1:
         return _filled(words[0] if words else "", scope)
     if words[0] == "!" and len(words) <= 4 and not (len(words) == 3 and words[1] in _BINARY):
-        return _OPPOSITE.get(_strict(words[1:], scope), "unknown")
+        return OPPOSITE[_strict(words[1:], scope)]
     if len(words) == 2:
         return _unary(words[0], words[1], scope) if re.fullmatch(r"-[a-zA-Z]", words[0]) else "no"
     if len(words) == 3:
@@ -55,14 +57,12 @@ def _strict(words: list[str], scope: Scope) -> Outcome:
 
 def answer(words: list[str], scope: Scope) -> Outcome:
     """The result of a test of these operands; a variable that is not set counts as empty only for -z, -n and == ""."""
-    for operator, decided in (("||", "yes"), ("-o", "yes"), ("&&", "no"), ("-a", "no")):
+    for operator, decided in _DECIDED_BY:
         if at := _outside(words, operator):
             sides = {answer(words[:at], scope), answer(words[at + 1 :], scope)}
-            if decided in sides:
-                return "yes" if decided == "yes" else "no"
-            return "unknown" if "unknown" in sides else "no" if decided == "yes" else "yes"
+            return decided if decided in sides else "unknown" if "unknown" in sides else OPPOSITE[decided]
     if words and words[0] == "!":
-        return _OPPOSITE.get(answer(words[1:], scope), "unknown")
+        return OPPOSITE[answer(words[1:], scope)]
     if len(words) >= 3 and words[0] == "(" and words[-1] == ")":
         return answer(words[1:-1], scope)
     if len(words) <= 1:
@@ -93,11 +93,9 @@ def _filled(text: str, scope: Scope) -> Outcome:
 
 
 def _unary(operator: str, text: str, scope: Scope) -> Outcome:
-    filled = _filled(text, scope)
-    if operator == "-n":
-        return filled
-    if operator == "-z":
-        return "unknown" if filled == "unknown" else "no" if filled == "yes" else "yes"
+    if operator in {"-n", "-z"}:
+        filled = _filled(text, scope)
+        return filled if operator == "-n" else OPPOSITE[filled]
     if operator == "-v":
         return "yes" if scope.get(text) is not None else "no"
     return "unknown"  # -f, -d and similar tests look at files

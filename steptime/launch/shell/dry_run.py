@@ -7,7 +7,7 @@ from functools import partial
 
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, text_to_read
-from steptime.launch.shell.conditions import Outcome, answer_of
+from steptime.launch.shell.conditions import OPPOSITE, Outcome, answer_of
 from steptime.launch.shell.control_flow import Command, ControlFlow, ExitError, LeaveError
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.lexer import Token
@@ -56,8 +56,7 @@ class DryRun(ControlFlow):
     def simple(self, node: Simple) -> Outcome:
         """Assignments, tests, and what else changes variables; anything else is kept as a command."""
         if node.words and node.words[0].text == "!":
-            outcome = self.simple(node._replace(words=node.words[1:]))
-            return {"yes": "no", "no": "yes"}.get(outcome, outcome)  # type: ignore[return-value]
+            return OPPOSITE[self.simple(node._replace(words=node.words[1:]))]
         if node.words and node.words[0].text in {"[", "[[", "test"}:
             return self.test(node)
         if node.words and node.words[0].text.startswith("(("):

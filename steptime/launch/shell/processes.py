@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from steptime.base.document import scalar
 from steptime.launch.devices import SET_DEVICES
+from steptime.launch.keys import KeyTable, rule_of, spelled
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.scope import Unknown
 
@@ -31,10 +34,18 @@ def split_words(words: list[Word]) -> list[Word]:
     for word in words:
         whole = re.match(r"\s*--\w[^=\s]*\s+\S", word.text)
         parts = word.text.split() if whole else [word.text]
-        found += [
-            word._replace(text=text, unresolved=word.unresolved if "$" in text or not whole else ()) for text in parts
-        ]
+        found += [Word(text, word.line, word.unresolved if "$" in text or not whole else ()) for text in parts]
     return found
+
+
+def blanks(path: str, words: Iterable[Word], table: KeyTable) -> list[str]:
+    """A line for each word of a command without a value, unless it sets a key that changes no cost."""
+    found = dict[str, None]()
+    for word in words:
+        rule = rule_of(spelled(word.text.lstrip("-").partition("=")[0], table), table)
+        if word.unresolved and not (rule is not None and rule.status == "irrelevant"):
+            found[f"{path}: line {word.line}: {word.unresolved[0].told('write the value into the script')}"] = None
+    return [*found]
 
 
 _OF_MODULES = re.compile(r"(?:target_modules|modules_to_save)$")
@@ -95,72 +106,66 @@ LAUNCHERS = {
 }
 
 
-class Size(NamedTuple):
+@dataclass
+class Size:
     """How many processes a launch starts, one per device."""
 
-    nodes: int | None
-    per_node: int | None
-    devices: int | None
-    unclear: list[str]
+    nodes: int | None = None
+    per_node: int | None = None
+    devices: int | None = None
+    unclear: list[str] = field(default_factory=list)
     """What is unclear about them, and the user's fix."""
     default: str = ""
     """The launcher's default that counts, where the command leaves nodes or processes per node to it."""
 
 
-def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) -> Size:
+def size_of(words: list[Word], launchers: list[str], variables: Mapping[str, str]) -> Size:
     """Nodes, devices per node and devices of a launch.
 
     >>> size_of([Word("torchrun", 1), Word("--nproc-per-node=8", 1)], ["torchrun"], {})
     Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes')
     """
     visible, on_node = _visible(variables), variables.get(DEVICES_ON_NODE)
-    variables = variables | ({DEVICES_ON_NODE: str(visible)} if visible else {})
-    inner = (launchers or [""])[-1]
-    said, unclear = _stated(words, launchers, variables, on_node)
-    slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
-    nodes, per_node, devices = said.get("nodes"), said.get("per_node"), said.get("devices")
-    default = ""
-    if nodes is None and "srun" in launchers:
-        nodes = slurm.get("SLURM_NNODES")
-    if inner == "srun" and per_node is None:
-        per_node = slurm.get("SLURM_NTASKS_PER_NODE")
-        devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
-    if inner == "torchrun" and not unclear:
-        nodes, per_node, default = _by_torchrun(words, nodes, per_node, variables)
-    if inner == "deepspeed" and (nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
-        unclear.append(
-            f"srun starts DeepSpeed's launcher on each of {nodes} nodes: number of devices unknown; {SET_DEVICES}"
-        )
-    if inner == "deepspeed" and nodes is None and not unclear:
-        nodes, per_node, devices, default = _by_hosts(words, per_node, variables)
-    if "mason.py" in launchers and devices:  # which puts their product into accelerate's option
-        devices *= nodes or 1
-    if inner == "composer" and not per_node and not devices and not unclear:
-        nodes, per_node, default = 1, visible, "composer, the visible devices"
-    if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
-        per_node = visible
-    if not launchers and not unclear:
-        devices, nodes, per_node, default = _around(words, variables)
-        if devices is None:
-            unclear.append(f"launched by python only: number of processes unknown; {SET_DEVICES}")
-    if devices is None and nodes and per_node:
-        devices = nodes * per_node
-    elif devices and nodes and per_node is None and devices % nodes == 0:
-        per_node = devices // nodes
-    elif devices and per_node and nodes is None and devices % per_node == 0:
-        nodes = devices // per_node
-    return Size(nodes, per_node, devices, unclear, default if devices else "")
+    variables = {**variables, **({DEVICES_ON_NODE: str(visible)} if visible else {})}
+    counts = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
+    inner, size = (launchers or [""])[-1], _stated(words, launchers, variables, on_node)
+    if size.nodes is None and "srun" in launchers:
+        size.nodes = counts.get("SLURM_NNODES")
+    if inner == "srun" and size.per_node is None:
+        size.per_node = counts.get("SLURM_NTASKS_PER_NODE")
+        size.devices = size.devices or (counts.get("SLURM_NTASKS") if size.per_node is None else None)
+    if inner == "torchrun" and not size.unclear:
+        _by_torchrun(size, words, counts)
+    if inner == "deepspeed" and (size.nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
+        each = f"srun starts DeepSpeed's launcher on each of {size.nodes} nodes"
+        size.unclear.append(f"{each}: number of devices unknown; {SET_DEVICES}")
+    if inner == "deepspeed" and size.nodes is None and not size.unclear:
+        _by_hosts(size, words, variables)
+    if "mason.py" in launchers and size.devices:  # which puts their product into accelerate's option
+        size.devices *= size.nodes or 1
+    if inner == "composer" and not size.per_node and not size.devices and not size.unclear:
+        size.nodes, size.per_node, size.default = 1, visible, "composer, the visible devices"
+    if inner == "accelerate" and size.devices is None and not size.unclear:
+        size.per_node = visible  # commands/launch.py: torch.cuda.device_count()
+    if not launchers and not size.unclear:
+        _around(size, words, variables, counts)
+        if size.devices is None:
+            size.unclear.append(f"launched by python only: number of processes unknown; {SET_DEVICES}")
+    if size.devices is None and size.nodes and size.per_node:
+        size.devices = size.nodes * size.per_node
+    elif size.devices and size.nodes and size.per_node is None and size.devices % size.nodes == 0:
+        size.per_node = size.devices // size.nodes
+    elif size.devices and size.per_node and size.nodes is None and size.devices % size.per_node == 0:
+        size.nodes = size.devices // size.per_node
+    return size
 
 
-def _stated(
-    words: list[Word], launchers: list[str], variables: dict[str, str], on_node: str | None
-) -> tuple[dict[str, int | None], list[str]]:
-    """What the launchers' options state, by field of `_Launcher`, and what to do about those without a value.
+def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str], on_node: str | None) -> Size:
+    """What the launchers' options state, and what to do about those without a value.
 
     The user's hardware.nodes are nodes with all `on_node` devices of the machine, so that for fewer the devices are asked for.
     """
-    missing: dict[str, Unknown] = {}
-    said: dict[str, int | None] = {}
+    missing, size = dict[str, Unknown](), Size()
     for launcher in launchers:
         for what, names in LAUNCHERS[launcher]._asdict().items():
             word = _option(words, names)
@@ -171,14 +176,15 @@ def _stated(
                 text = variables.get(DEVICES_ON_NODE, "")
             if text.isdecimal():
                 tasks = _option(words, ("--tasks_per_rs", "-a")) if launcher == "jsrun" else None
-                said[what] = int(text) * (int(tasks.text) if tasks and tasks.text.isdecimal() else 1)
+                setattr(size, what, int(text) * (int(tasks.text) if tasks and tasks.text.isdecimal() else 1))
             elif word.unresolved:
                 missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
             elif word.text.startswith("<"):
                 missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text} is to be filled in")
-    if "per_node" in said and str(said["per_node"]) != on_node:
+    if size.per_node is not None and str(size.per_node) != on_node:
         missing = {place: each.in_devices() for place, each in missing.items()}
-    return said, _asked(missing)
+    size.unclear = _asked(missing)
+    return size
 
 
 def _asked(missing: dict[str, Unknown]) -> list[str]:
@@ -197,25 +203,20 @@ def _asked(missing: dict[str, Unknown]) -> list[str]:
     ][:1]
 
 
-def _by_torchrun(
-    words: list[Word], nodes: int | None, per_node: int | None, variables: dict[str, str]
-) -> tuple[int, int | None, str]:
-    """Nodes and processes per node with torchrun's defaults of one each, and their names (torch/distributed/run.py).
+def _by_torchrun(size: Size, words: list[Word], counts: Mapping[str, int]) -> None:
+    """Its defaults of one node and one process on each (torch/distributed/run.py), and their names.
 
     It takes options from the environment too (torch/distributed/argparse_util.py, env).
     """
-    said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
-    nodes, per_node = nodes or said.get("PET_NNODES"), per_node or said.get("PET_NPROC_PER_NODE")
-    default = "torchrun, "
+    nodes, per_node = size.nodes or counts.get("PET_NNODES"), size.per_node or counts.get("PET_NPROC_PER_NODE")
     alone = nodes is None and not any(word.text == "--standalone" for word in words)
     told = per_node or _option(words, LAUNCHERS["torchrun"].per_node) or any(word.unresolved for word in words)
-    one_each = not told
-    if one_each:
-        default += f"one process {'on one' if alone else 'per'} node without --nproc-per-node"
-        default += " and --nnodes" if alone else ""
+    if not told:
+        where = "on one node without --nproc-per-node and --nnodes" if alone else "per node without --nproc-per-node"
+        size.default = f"torchrun, one process {where}"
     elif alone:
-        default += "one node without --nnodes"
-    return nodes or 1, 1 if one_each else per_node, default if one_each or alone else ""
+        size.default = "torchrun, one node without --nnodes"
+    size.nodes, size.per_node = nodes or 1, per_node if told else 1
 
 
 def _included(text: str) -> tuple[int | None, int | None]:
@@ -228,43 +229,34 @@ def _included(text: str) -> tuple[int | None, int | None]:
     return (hosts := text.count("@") + 1), sum(named) if len(named) == hosts else None
 
 
-def _by_hosts(
-    words: list[Word], per_node: int | None, variables: dict[str, str]
-) -> tuple[int | None, int | None, int | None, str]:
+def _by_hosts(size: Size, words: list[Word], variables: Mapping[str, str]) -> None:
     """The same for DeepSpeed's launcher by its host options, and without a hostfile: every visible device; and that default.
 
     A script that counts its devices itself (NUM_GPUS, WORLD_SIZE) leaves the nodes to the cluster (deepspeed/launcher/runner.py).
     """
     if (included := _option(words, ("--include", "-i"))) is not None:
-        nodes, named = _included(included.text)
-        return nodes, per_node, named, ""
-    if _option(words, ("--hostfile", "-H", "-hostfile")) is not None:
-        return None, per_node, None, ""
-    counted, devices = ("", None) if per_node else _counted(variables)
-    there = _visible(variables) or int(variables.get(DEVICES_ON_NODE, 0))
-    default = f"deepspeed, {'' if per_node else 'every device of '}one node without a hostfile"
-    default = f"{counted} of the script" if devices else default
-    per_node = per_node or (None if devices else there or None)
-    return (1, per_node, devices, default) if per_node else (None, per_node, devices, "")
-
-
-def _counted(variables: dict[str, str]) -> tuple[str, int | None]:
-    """Devices that a script counts itself, and the variable that has them."""
-    counts = (name for name in variables if name.lower() in {"num_gpus", "world_size"})
-    named = next((name for name in counts if re.fullmatch(r"[1-9]\d{0,6}", variables[name])), "")
-    return named, int(variables[named]) if named else None
+        size.nodes, size.devices = _included(included.text)
+    elif _option(words, ("--hostfile", "-H", "-hostfile")) is None:
+        counts = (text for name, text in variables.items() if name.lower() in {"num_gpus", "world_size"})
+        counted = (
+            None if size.per_node else next((text for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text)), None)
+        )
+        every = "" if size.per_node else "every device of "
+        there = _visible(variables) or int(variables.get(DEVICES_ON_NODE, 0)) or None
+        size.devices, size.per_node = int(counted) if counted else None, size.per_node or (None if counted else there)
+        if size.per_node:
+            size.nodes, size.default = 1, f"deepspeed, {every}one node without a hostfile"
 
 
 _PER_NODE, _SEEN = ("NPROC_PER_NODE", "GPUS_PER_NODE"), ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 COUNTS = frozenset({*_PER_NODE, "WORLD_SIZE"})
 
 
-def _around(words: list[Word], variables: dict[str, str]) -> tuple[int | None, int | None, int | None, str]:
+def _around(size: Size, words: list[Word], variables: Mapping[str, str], said: Mapping[str, int]) -> None:
     """Devices, nodes and devices per node by the usual variables, where a script starts one process; and what is assumed.
 
     ms-swift's commands start NPROC_PER_NODE of them (swift/cli/main.py); Python starts one, whatever these say.
     """
-    said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
     per_node = next((said[name] for name in _PER_NODE if name in said), None)
     nodes = said.get("NNODES", 1 if per_node else None)
     devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
@@ -275,10 +267,10 @@ def _around(words: list[Word], variables: dict[str, str]) -> tuple[int | None, i
         devices, nodes, per_node, default = visible, 1, visible, ""
     if (devices or 0) > 1 and any(re.fullmatch(r"(?:.*/)?python[\d.]*", word.text) for word in words):
         default = f"{' and '.join(names)} of the script, whose command starts one process"
-    return devices, nodes, per_node, default
+    size.devices, size.nodes, size.per_node, size.default = devices, nodes, per_node, default
 
 
-def _visible(variables: dict[str, str]) -> int | None:
+def _visible(variables: Mapping[str, str]) -> int | None:
     """Devices of a node that a script leaves its processes, or that Slurm gives it by its headers."""
     said, given = next(filter(None, map(variables.get, _SEEN)), ""), variables.get("SLURM_GPUS_ON_NODE", "")
     return len(said.split(",")) if said else int(given) if re.fullmatch(r"[1-9]\d{0,3}", given) else None
@@ -293,8 +285,6 @@ def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:
             found = word._replace(text=value)
         elif word.text in names and i + 1 < len(words):
             found = words[i + 1]
-        else:
-            short = next((n for n in names if len(n) == 2 and re.fullmatch(re.escape(n) + r"\d+", word.text)), "")
-            if short:
-                found = word._replace(text=word.text[2:])
+        elif word.text[:2] in names and word.text[2:].isdecimal():
+            found = word._replace(text=word.text[2:])
     return found

@@ -100,6 +100,7 @@ def _works_otherwise(launch: TrainingCommand) -> bool:
 
 
 def _trains(launch: TrainingCommand) -> bool:
+    """Whether the program's name, or the subcommand of a trainer, says that it trains."""
     word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
     return _names_training(word) or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
 
