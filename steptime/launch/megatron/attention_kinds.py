@@ -6,23 +6,14 @@ from typing import Any
 
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.expert_layers import listed
+from steptime.launch.megatron.hybrid_layers import sizes_of
 
-LATENT = {
-    "q_lora_rank": "q_lora_rank",
-    "kv_lora_rank": "kv_lora_rank",
-    "qk_head_dim": "qk_nope_head_dim",
-    "qk_pos_emb_head_dim": "qk_rope_head_dim",
-    "v_head_dim": "v_head_dim",
-}
-
-
-LINEAR = {
-    "linear_num_key_heads": "n_key_heads",
-    "linear_num_value_heads": "n_value_heads",
-    "linear_key_head_dim": "key_head_dim",
-    "linear_value_head_dim": "value_head_dim",
-    "linear_conv_kernel_dim": "conv_width",
-}
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+LINEAR = (
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "linear_conv_kernel_dim",
+)
+"""Sizes of latent and of linear attention."""
 
 
 def latent(keys: JobKeys) -> bool:
@@ -34,8 +25,7 @@ def attention_section(keys: JobKeys) -> dict[str, Any]:
     """The `attention` part of the `model` section; empty for plain attention."""
     found: dict[str, Any] = {}
     if latent(keys):
-        sizes = {ours: keys.whole(name) for name, ours in LATENT.items()}
-        found = {"kind": "mla"} | {key: size for key, size in sizes.items() if size is not None}
+        found = {"kind": "mla"} | sizes_of(keys, _LATENT)
         if not keys.on("qk_layernorm"):
             keys.approximate("qk_layernorm", "norms of the latents are off, but counted")
         for name in ("group_query_attention", "num_query_groups", "kv_channels"):
@@ -63,14 +53,10 @@ def _linear(keys: JobKeys) -> dict[str, Any]:
         return {}
     freq: int | list[int] = int(said) if said.isdecimal() else listed(said)
     if not freq or freq == 1:
-        keys.fail(
-            "linear_attention_freq",
-            f"expected a number of at least 2, or a list of 0 and 1 per layer (got {said or 'nothing'})",
-        )
+        wrong = f"expected a number of at least 2, or a list of 0 and 1 per layer (got {said or 'nothing'})"
+        keys.fail("linear_attention_freq", wrong)
         return {}
-    sizes = {ours: keys.whole(name) for name, ours in LINEAR.items()}
-    section = {key: size for key, size in sizes.items() if size is not None}
-    return {"linear_attention": {"kind": kind, **section, "freq": freq}}
+    return {"linear_attention": {"kind": kind, **sizes_of(keys, LINEAR), "freq": freq}}
 
 
 def _window(keys: JobKeys) -> dict[str, Any]:

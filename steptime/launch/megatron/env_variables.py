@@ -32,11 +32,15 @@ def switched_on(variables: Mapping[str, str]) -> list[LaunchFlag]:
 
 
 def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
-    """The attention back end that remains when a variable turns off the other one."""
-    for variable, other in (("NVTE_FUSED_ATTN", "flash"), ("NVTE_FLASH_ATTN", "fused")):
-        if variables.get(variable) == "0":
-            keys.put("attention_backend", other)
-            keys.assumed_flags.append(LaunchFlag(variable, "0", "used", "performance.attention_backend"))
+    """The attention back end that remains when variables turn off one or both; a flag overrides them."""
+    off = tuple(name for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN") if variables.get(name) == "0")
+    said = "attention_backend" in keys.values
+    if off and not said:
+        left = "unfused" if len(off) == 2 else "fused" if off == ("NVTE_FLASH_ATTN",) else "flash"
+        keys.put("attention_backend", left)
+    if len(off) == 2 or (off and not said):
+        key = "attention_impl" if len(off) == 2 else "attention_backend"
+        keys.assumed_flags.append(LaunchFlag(", ".join(off), "0", "used", f"performance.{key}"))
 
 
 def put_tokenizer(keys: JobKeys, program: str, variables: Mapping[str, str]) -> None:

@@ -50,7 +50,9 @@ def expert_section(keys: JobKeys, ffn: int) -> dict[str, Any]:
     }
     if str(keys.get("moe_router_score_function")) == "sqrtsoftplus":
         keys.approximate("moe_router_score_function", "counted as a sigmoid")
-    moe |= _capacity(keys) | _shared(keys, width) | _groups(keys)
+    if (factor := keys.number("moe_expert_capacity_factor")) > 0:  # 0: none is dropped
+        moe |= {"capacity_factor": factor, "pad_to_capacity": keys.on("moe_pad_expert_input_to_capacity")}
+    moe |= _shared(keys, width) | _groups(keys)
     return layers | {"moe": {key: value for key, value in moe.items() if value is not None}}
 
 
@@ -179,13 +181,6 @@ def _balancing(keys: JobKeys) -> str:
         return "none"
     kind = str(keys.word(name))
     return "none" if kind in _BALANCED and not rates[0] else kind
-
-
-def _capacity(keys: JobKeys) -> dict[str, Any]:
-    factor = keys.number("moe_expert_capacity_factor")
-    if factor <= 0:  # none is dropped
-        return {}
-    return {"capacity_factor": factor, "pad_to_capacity": keys.on("moe_pad_expert_input_to_capacity")}
 
 
 def _shared(keys: JobKeys, width: int) -> dict[str, Any]:

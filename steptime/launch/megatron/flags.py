@@ -12,6 +12,7 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.base.words import counted
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
+from steptime.launch.megatron.model_section import TOKENIZERS
 from steptime.launch.megatron.older_releases import OLD_ARGUMENTS, is_legacy, of_older_release, plain
 from steptime.launch.megatron.undecided_flags import decided
 from steptime.launch.reading import Sets
@@ -23,15 +24,7 @@ _OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4", "core 0.5"}
 """Releases whose parsers have Megatron's own layers by default."""
 _OF_CORE = "core 0.8"
 """From here on models are Megatron-Core's unless --use-legacy-models is given."""
-_FILES = {
-    "vocab_file",
-    "tokenizer_file",
-    "merge_file",
-    "tokenizer_model",
-    "tokenizer_path",
-    "tokenizer_name_or_path",
-    "hf_tokenizer_path",
-}
+_FILES = frozenset({*TOKENIZERS, "tokenizer_path"})
 """Arguments that name files: without a value they count as not set."""
 _OF_LAUNCHER = {"world_size", "distributed_backend"}
 """Arguments from the launcher's own variables, or the host's name: the user is asked for devices and names the machine."""
@@ -93,10 +86,8 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
             fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
             if kind == "words":
                 fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
-                named = {
-                    f"{name} ({_flags_with(name[1:], found)})": None
-                    for name in sorted(named, key=lambda one: int(one[1:]))
-                }
+                ordered = sorted(named, key=lambda one: int(one[1:]))
+                named = dict.fromkeys(f"{name} ({_flags_with(name[1:], found)})" for name in ordered)
             yield f"line {number}: {', '.join(named)} have no value; {fix}"
         else:
             more = f" (and {counted(len(found) - 1, 'other')})" if len(found) > 1 else ""
@@ -120,22 +111,22 @@ def _stray(word: Word, line: CommandLine) -> None:
 
 def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     """Add a flag with its values."""
-    table, bare = load_table("megatron"), flag.text[2:]
-    dashed = bare.replace("_", "-")  # Megatron-LLM and ms-swift write --num_layers
+    table, dashed = (
+        load_table("megatron"),
+        flag.text[2:].replace("_", "-"),
+    )  # Megatron-LLM and ms-swift write --num_layers
     off = table.raw["negations"].get(dashed)
-    argument = off or table.raw["flag_names"].get(dashed) or bare.replace("-", "_")
-    rule = table.rules.get(spelled(argument, table))
+    argument = off or table.raw["flag_names"].get(dashed) or dashed.replace("-", "_")
     key = spelled(argument, table)
+    rule = table.rules.get(key)
     on_or_off = rule is not None and (False in rule.off or isinstance(table.defaults.get(key, ("", 0))[1], bool))
     said = len(values) == 1 and values[0].text.lower() in {"true", "false"}  # ms-swift's switches take a value
-    switch = (
-        off is not None or {argument, key} & set(table.raw["switches"]) or (on_or_off and not values)
-    ) and not said
-    if switch or rule is None:
-        kept = [] if switch else values
-        for word in values[len(kept) :]:
+    always = off is not None or {argument, key} & set(table.raw["switches"])
+    switch = (always or (on_or_off and not values)) and not said
+    if switch:
+        for word in values:
             _stray(word, line)
-        values = kept
+        values = []
     while len(values) > 1 and values[-1].unresolved:
         _stray(values[-1], line)
         values = values[:-1]
@@ -204,6 +195,12 @@ def _derived() -> frozenset[str]:
     return frozenset(derived.difference(*_parsed().values()))
 
 
+def _has_core(release: str) -> bool:
+    """Whether a release is one whose models are Megatron-Core's."""
+    order = list(releases())
+    return release in order and order.index(release) >= order.index(_OF_CORE)
+
+
 def is_of_core(arguments: Collection[str]) -> bool:
     """Whether only releases whose models are Megatron-Core's have all of the arguments, and none asks for the legacy ones.
 
@@ -213,8 +210,7 @@ def is_of_core(arguments: Collection[str]) -> bool:
     >>> is_of_core(["attention_backend"]), is_of_core(["num_layers"]), is_of_core(["attention_backend", "use_legacy_models"])
     (True, False, False)
     """
-    first, order = fitting_release(arguments).partition(" to ")[0], list(releases())
-    return first in order and order.index(first) >= order.index(_OF_CORE) and "use_legacy_models" not in arguments
+    return _has_core(fitting_release(arguments).partition(" to ")[0]) and "use_legacy_models" not in arguments
 
 
 def may_be_of_core(arguments: Collection[str]) -> bool:
@@ -223,8 +219,7 @@ def may_be_of_core(arguments: Collection[str]) -> bool:
     >>> may_be_of_core(["use_flash_attn"]), may_be_of_core(["data_impl"])
     (True, False)
     """
-    last, order = fitting_release(arguments).rpartition("to ")[2], list(releases())
-    return last in order and order.index(last) >= order.index(_OF_CORE)
+    return _has_core(fitting_release(arguments).rpartition("to ")[2])
 
 
 def own_layers_by_default(arguments: Collection[str]) -> bool:
@@ -238,8 +233,7 @@ def own_layers_by_default(arguments: Collection[str]) -> bool:
     """
     if {"transformer_impl", "use_mcore_models", "deprecated_use_mcore_models"} & set(arguments):
         return False
-    last = fitting_release(arguments).rpartition("to ")[2]
-    return last in _OF_OWN_LAYERS
+    return fitting_release(arguments).rpartition("to ")[2] in _OF_OWN_LAYERS
 
 
 @cache
@@ -250,14 +244,10 @@ def releases() -> dict[str, dict[str, list[str]]]:
 
 
 def keys_of(
-    arguments: Mapping[str, str],
-    names: Mapping[str, str],
-    source: str,
-    sets: Sets = None,
-    table_name: str = "megatron",
+    arguments: Mapping[str, str], names: Mapping[str, str], source: str, sets: Sets = None, kind: str = "megatron"
 ) -> JobKeys:
-    """Arguments as settings; `names` are the flags that gave them, none for a dump."""
-    table, raw = load_table(table_name), load_table("megatron").raw
+    """Arguments as settings of a table of this kind; `names` are the flags that gave them, none for a dump."""
+    table, raw = load_table(kind), load_table("megatron").raw
     negations, flags = raw["negations"], {argument: flag for flag, argument in raw["flag_names"].items()}
     if is_legacy(arguments):
         table = of_older_release(table, arguments)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.reading import OTHER_MODEL
 from steptime.model.hf_hybrid import AHEAD
 
-SIZES = {
-    "mamba_num_heads": "n_heads",
-    "mamba_head_dim": "head_dim",
-    "mamba_state_dim": "state_dim",
-    "mamba_num_groups": "n_groups",
-}
+_SIZES = ("mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups")
+"""Sizes of Mamba layers."""
+
+
+def sizes_of(keys: JobKeys, names: Iterable[str]) -> dict[str, int]:
+    """The sizes that are given, each under the plan's key that the table has for it."""
+    said = {keys.table.rules[name].note.rpartition(".")[2]: keys.whole(name) for name in names}
+    return {ours: size for ours, size in said.items() if size is not None}
 
 
 def hybrid_pattern(keys: JobKeys) -> str:
@@ -45,6 +48,6 @@ def hybrid_section(keys: JobKeys) -> dict[str, Any]:
     letters, said = pattern.replace("|", ""), keys.whole("num_layers")
     if said not in {None, len(letters)}:
         keys.problem(f"the hybrid pattern has {len(letters)} layers, num_layers is {said}")
-    sizes = {ours: keys.whole(name) for name, ours in SIZES.items()}
-    mamba = {"mamba": {key: size for key, size in sizes.items() if size is not None}} if "M" in letters else {}
+    sizes = sizes_of(keys, _SIZES)
+    mamba = {"mamba": sizes} if "M" in letters else {}
     return {"n_layers": len(letters), "hybrid_pattern": letters, "mtp": len(depths) or None, **mamba}

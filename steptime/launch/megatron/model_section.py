@@ -14,12 +14,8 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes, reads_pieces
 
 TOKENIZERS = (
-    "tokenizer_model",
-    "tokenizer_name_or_path",
-    "hf_tokenizer_path",
-    "tokenizer_file",
-    "vocab_file",
-    "merge_file",
+    *("tokenizer_model", "tokenizer_name_or_path", "hf_tokenizer_path"),
+    *("tokenizer_file", "vocab_file", "merge_file"),
 )
 """Arguments that name a tokenizer's files."""
 _CALLED = ("load", "save", "pretrained_checkpoint", "wandb_exp_name", "tensorboard_dir", "model_name")
@@ -206,9 +202,8 @@ def _of_gpt2(keys: JobKeys, size: int, files: list[str]) -> int:
     found = entries_of("", files, keys.nearby)
     if found is None or found[0] == size:
         return size
-    keys.notes.append(
-        f"vocabulary {found[0]}, {found[1]}: GPT2BPETokenizer does not read {keys.name('vocab_size')} {size}"
-    )
+    unread = f"GPT2BPETokenizer does not read {keys.name('vocab_size')} {size}"
+    keys.notes.append(f"vocabulary {found[0]}, {found[1]}: {unread}")
     return found[0]
 
 
@@ -216,11 +211,8 @@ def _one_multiple(keys: JobKeys) -> tuple[int, str] | None:
     """What a vocabulary is padded to, where that is large enough to be one multiple: 16032 x tp 8 for Llama 3's 128256."""
     multiple, tp = keys.whole("make_vocab_size_divisible_by") or 0, keys.whole("tensor_model_parallel_size") or 1
     size = multiple * tp
-    return (
-        (size, f"one multiple of {keys.name('make_vocab_size_divisible_by')} {multiple} x tp {tp}")
-        if size >= 30_000
-        else None
-    )
+    what = f"one multiple of {keys.name('make_vocab_size_divisible_by')} {multiple} x tp {tp}"
+    return (size, what) if size >= 30_000 else None
 
 
 def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:

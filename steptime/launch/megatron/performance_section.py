@@ -70,38 +70,31 @@ def optimizer_of(keys: JobKeys) -> str | None:
     return said if said in {"lion", "sgd", "muon", "dist_muon"} else None
 
 
-_ITS_RECIPE = "only with fp8_recipe mxfp8"
-
-
 def _precision(keys: JobKeys) -> dict[str, Any]:
-    """bf16, fp16, fp32, or a low-precision recipe with its stored parameters."""
+    """bf16, fp16, fp32, or a low-precision recipe with its stored parameters, and the layers that it leaves in bf16."""
     if keys.on("bf16") and keys.on("fp16"):
         keys.problem(f"{keys.name('bf16')} and {keys.name('fp16')} are both set; use one")
+    found: dict[str, Any] = {"precision": plain_dtype(keys)}
     fp8 = keys.get("fp8") or keys.on("fp8_hybrid") or keys.on("fp8_e4m3")
-    if not fp8 and not keys.get("fp4"):
-        keys.without_effect("first_last_layers_bf16", "only with fp8 or fp4")
-        keys.without_effect("fp8_output_proj", _ITS_RECIPE)
-        return {"precision": plain_dtype(keys)}
     if keys.get("fp4"):
         if keys.get("fp4_recipe") != "nvfp4":
             keys.leave_out("fp4_recipe", "a custom recipe: counted as NVFP4")
-        keys.without_effect("fp8_output_proj", _ITS_RECIPE)
-        return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param"), **_bf16_layers(keys)}
-    recipe = keys.meaning("fp8_recipe")
-    if recipe is None and keys.get("fp8_recipe") is not None:
-        keys.leave_out("fp8_recipe", "counted as delayed scaling")
-    found = {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather"), **_bf16_layers(keys)}
-    if recipe != "mxfp8":
-        keys.without_effect("fp8_output_proj", _ITS_RECIPE)
-        return found
-    return found | ({"quantized_head": True} if keys.on("fp8_output_proj") else {})
-
-
-def _bf16_layers(keys: JobKeys) -> dict[str, Any]:
-    """The first and the last layers that a recipe leaves in bf16, one at either end by default."""
-    if not keys.on("first_last_layers_bf16"):
-        return {}
-    return {f"bf16_layers_at_{end}": keys.count(f"num_layers_at_{end}_in_bf16", 1, least=0) for end in ("start", "end")}
+        found = {"precision": "nvfp4", "fp8_params": keys.on("fp4_param")}
+    elif fp8:
+        recipe = keys.meaning("fp8_recipe")
+        if recipe is None and keys.get("fp8_recipe") is not None:
+            keys.leave_out("fp8_recipe", "counted as delayed scaling")
+        found = {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather")}
+    else:
+        keys.without_effect("first_last_layers_bf16", "only with fp8 or fp4")
+    if len(found) > 1 and keys.on("first_last_layers_bf16"):  # one at either end by default
+        ends = ("start", "end")
+        found |= {f"bf16_layers_at_{end}": keys.count(f"num_layers_at_{end}_in_bf16", 1, least=0) for end in ends}
+    if found["precision"] != "mxfp8":
+        keys.without_effect("fp8_output_proj", "only with fp8_recipe mxfp8")
+    elif keys.on("fp8_output_proj"):
+        found["quantized_head"] = True
+    return found
 
 
 def _recompute(keys: JobKeys) -> dict[str, Any]:
@@ -150,10 +143,8 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
     section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
     if keys.get("megatron_fsdp_grad_comm_dtype") not in {None, "auto", section["main_grad_dtype"]}:
-        keys.leave_out(
-            "megatron_fsdp_grad_comm_dtype",
-            "dtypes of Megatron-FSDP: gradients are counted in the dtype of main gradients",
-        )
+        why = "dtypes of Megatron-FSDP: gradients are counted in the dtype of main gradients"
+        keys.leave_out("megatron_fsdp_grad_comm_dtype", why)
     if optimizer := optimizer_of(keys):
         section["optimizer"] = optimizer
         if "muon" in optimizer:
@@ -202,9 +193,8 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
         fused = keys.on("apply_rope_fusion") and positions != "yarn"
         section["rope_impl"] = "fused" if fused else "own_tables"
     section["activation_impl"] = "fused" if _activation_is_fused(keys) else "composite"
-    section["loss_impl"] = (
-        keys.word("cross_entropy_fusion_impl") if keys.on("cross_entropy_loss_fusion") else "composite"
-    )
+    fused_loss = keys.on("cross_entropy_loss_fusion")
+    section["loss_impl"] = keys.word("cross_entropy_fusion_impl") if fused_loss else "composite"
     section["attention_mask"] = keys.on("create_attention_mask_in_dataloader")
     if keys.get("deallocate_pipeline_outputs") is not None:
         section["deallocate_pipeline_outputs"] = keys.on("deallocate_pipeline_outputs")
@@ -225,8 +215,7 @@ def _graphs(keys: JobKeys) -> bool | list[str]:
 def _attention(keys: JobKeys) -> dict[str, Any]:
     """The attention kernel and its library.
 
-    Megatron's own layers (local) have their scores in the grow-only buffer, and no workspace of
-    TransformerEngine's.
+    Megatron's own layers (local) have their scores in the grow-only buffer, and no workspace of TransformerEngine's.
     """
     local = keys.get("transformer_impl") == "local"
     asked = keys.on("use_flash_attn") or keys.get("attention_backend") != "auto"
@@ -258,9 +247,8 @@ def _without_fused_attention(keys: JobKeys) -> bool:
     if machine is None or capability is None or capability >= _FUSED_CAPABILITY:
         return False
     device = f"{machine.accelerator.name} has {capability:g}"
-    keys.notes.append(
-        f"attention with all scores: TransformerEngine's fused kernels need compute capability {_FUSED_CAPABILITY:g}, {device}"
-    )
+    needed = f"TransformerEngine's fused kernels need compute capability {_FUSED_CAPABILITY:g}"
+    keys.notes.append(f"attention with all scores: {needed}, {device}")
     return True
 
 

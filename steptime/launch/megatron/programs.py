@@ -38,13 +38,11 @@ def own_model(program: str, nearby: NearbyFiles | None, variables: Mapping[str, 
     found: dict[str, str] = {}
     for node in ast.walk(syntax_of(code)) if code else ():
         if isinstance(node, ast.Call) and _name(node.func) == "TransformerConfig" and _of_some_flags(node):
-            found[program] = (
-                "builds a TransformerConfig of its own from some of its flags, with other defaults for the rest"
-            )
+            what = "a TransformerConfig of its own from some of its flags, with other defaults for the rest"
+            found[program] = f"builds {what}"
         elif isinstance(node, ast.FunctionDef) and re.search(r"model", node.name):
-            found |= dict.fromkeys(
-                [program] if (other := _other_model(node)) else [], f"builds a {other}, a model of its own"
-            )
+            if other := _other_model(node):
+                found[program] = f"builds a {other}, a model of its own"
             own = [name for name in _variables_read(node) if variables.get(name) and not _PLATFORM.match(name)]
             found |= dict.fromkeys(own, f"read by {program} where it builds its model")
     return [LaunchFlag(what, "", "unmodeled", why) for what, why in found.items()]
@@ -71,19 +69,11 @@ def _of_some_flags(call: ast.Call) -> bool:
 def _variables_read(function: ast.FunctionDef) -> Iterator[str]:
     """Names of the environment's variables that a function reads."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {
-            "os.environ.get",
-            "os.getenv",
-            "environ.get",
-            "getenv",
-        }:
-            name: ast.expr | None = next(iter(node.args), None)
-        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) in {"os.environ", "environ"}:
-            name = node.slice
-        else:
-            continue
-        if isinstance(name, ast.Constant) and isinstance(name.value, str):
-            yield name.value
+        if isinstance(node, ast.Call | ast.Subscript):
+            of, inside = (node.func, node.args[:1]) if isinstance(node, ast.Call) else (node.value, [node.slice])
+            name = inside[0].value if inside and isinstance(inside[0], ast.Constant) else None
+            if isinstance(name, str) and re.fullmatch(r"(?:os\.)?(?:environ(?:\.get)?|getenv)", ast.unparse(of)):
+                yield name
 
 
 def _over_megatron(program: str, nearby: NearbyFiles | None) -> str:

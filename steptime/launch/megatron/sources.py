@@ -21,8 +21,7 @@ from steptime.launch.megatron.env_variables import from_outside, put_backend, pu
 from steptime.launch.megatron.flags import arguments_of, fitting_release, keys_of, read_words
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
-from steptime.launch.megatron.missing_layers import by_name, of_no_framework, without_layers
-from steptime.launch.megatron.missing_values import also_unknown
+from steptime.launch.megatron.missing_facts import also_unknown, by_name, of_no_framework, without_layers
 from steptime.launch.megatron.older_releases import is_legacy
 from steptime.launch.megatron.own_layers import put_own_layers, put_spec
 from steptime.launch.megatron.programs import does_not_train, own_model
@@ -210,12 +209,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         raise ConfigError(f"{keys.source}: line {script.line} runs {script.program}, which does not train")
     values, found = script.variables, keys.assumed_flags
     found += own_model(script.program, keys.nearby, values)
-    if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
-        if "attention_backend" not in keys.values:
-            keys.put("attention_backend", "unfused")
-        found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
-    elif "attention_backend" not in keys.values:
-        put_backend(keys, values)
+    put_backend(keys, values)
     put_tokenizer(keys, script.program, values)
     put_own_layers(keys, script)
     for words, what in _OTHER_MODELS.items():

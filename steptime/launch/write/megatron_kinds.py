@@ -8,8 +8,7 @@ from typing import Any
 
 from steptime.job.job import Job
 from steptime.launch.keys import KeyTable
-from steptime.launch.megatron.attention_kinds import LATENT, LINEAR
-from steptime.launch.megatron.hybrid_layers import SIZES
+from steptime.launch.megatron.attention_kinds import LINEAR
 from steptime.launch.write.plain_keys import word_for
 from steptime.model.blocks import layers
 from steptime.model.hf_hybrid import AHEAD
@@ -28,11 +27,9 @@ def kinds(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]
 def _hybrid(model: Mapping[str, Any]) -> dict[str, Any]:
     if not model.get("hybrid_pattern"):
         return {}
-    sizes = model.get("mamba") or {}
-    found = {name: sizes[ours] for name, ours in SIZES.items() if ours in sizes}
     name = "hybrid_layer_pattern" if model.get("mtp") else "hybrid_override_pattern"  # the older one has no depths
     pattern = model["hybrid_pattern"] + f"/{AHEAD}" * (model.get("mtp") or 0)
-    return {name: pattern, "is_hybrid_model": True} | found
+    return {name: pattern, "is_hybrid_model": True}
 
 
 def _experts(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -78,7 +75,6 @@ def _linear(model: Mapping[str, Any]) -> dict[str, Any]:
 def _attention(attention: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     found: dict[str, Any] = {"attention_output_gate": bool(attention.get("gated"))}
     if attention.get("kind") == "mla":
-        found |= {name: attention[ours] for name, ours in LATENT.items() if ours in attention}
         found |= {"multi_latent_attention": True, "qk_layernorm": True}  # norms of the latents
     if (window := attention.get("window")) is not None:
         found |= {"window_size": f"({window - 1}, 0)", "window_attn_skip_freq": attention.get("window_pattern")}

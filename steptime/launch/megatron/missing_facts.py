@@ -1,12 +1,13 @@
-"""Scripts whose flags give no number of layers: what is missing, or that they start another program."""
+"""Scripts whose flags lack values, or the number of layers: what to ask for, or that they start another program."""
 
 from __future__ import annotations
 
 import re
 
 from steptime.base.config import ConfigError
-from steptime.launch.devices import told
+from steptime.launch.devices import states_devices, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.model_section import TOKENIZERS, vocabulary
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import NO_OPTION, is_other_model, refusals
 from steptime.launch.shell.processes import Word
@@ -17,6 +18,10 @@ NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
 _TELLING = frozenset({"micro_batch_size", "global_batch_size", "hidden_size", "seq_length", "use_checkpoint_args"})
 _TELLING |= {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
 """Flags of which a script of Megatron-LM has at least one."""
+
+
+_FIX = re.compile(r"pass script and arguments|\b\w+=\.\.\.")
+"""A user's fix: one for missing values serves for devices of the same source too."""
 
 
 def _is_foreign(program: str) -> bool:
@@ -43,9 +48,8 @@ def of_no_framework(keys: JobKeys, script: Script | None, words: list[Word]) -> 
     named = {item.name.lstrip("-").replace("-", "_") for item in keys.given}
     if script is not None and _is_foreign(script.program) and not _blank(words) and not _TELLING & named:
         runs = f"line {script.line} launches {script.program}, which is of no framework that is read"
-        raise ConfigError(
-            f"{keys.source}: {runs}; write a plan with its settings, or name its framework with --from KIND"
-        )
+        fix = "write a plan with its settings, or name its framework with --from KIND"
+        raise ConfigError(f"{keys.source}: {runs}; {fix}")
 
 
 def by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
@@ -75,7 +79,19 @@ def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> N
         lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
         raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
     in_yaml = any(word.text.startswith("--yaml-cfg") for word in words)  # which may have them
-    where = (
-        f"line {script.line} launches {script.program}, which is not a Megatron-LM training script; " if script else ""
-    )
+    what = "which is not a Megatron-LM training script"
+    where = f"line {script.line} launches {script.program}, {what}; " if script else ""
     raise ConfigError(f"{keys.source}: {'' if in_yaml else where}{blank or f'its flags have no --num-layers; {fix}'}")
+
+
+def also_unknown(keys: JobKeys, script: Script | None, problems: list[str]) -> list[str]:
+    """The facts that a job lacks besides the missing values of these problems, so that all are asked for at once."""
+    found: list[str] = []
+    devices = script.unclear[0] if script is not None and script.unclear and not states_devices(keys.sets) else ""
+    if devices and not set(_FIX.findall(devices)) & set(_FIX.findall(" ".join(problems))):
+        found.append(devices)
+    named = any("vocab" in problem or "tokenizer" in problem for problem in problems)
+    named = named or any("$" in str(keys.get(key)) for key in TOKENIZERS)  # of which the same variable may be a part
+    if not named and told(keys.sets, "model") is None and vocabulary(keys) is None:
+        found.append("vocabulary size unknown; add --set model.vocab_sz=N")
+    return found
