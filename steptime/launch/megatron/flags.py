@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
@@ -143,20 +144,18 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
             line.unset.setdefault((word.line, unknown), []).append(flag.text)
 
 
-def read_words(text: str) -> list[Word]:
+def read_words(text: str, path: str) -> list[Word]:
     """The words of a list of flags only, one or more on a line.
 
     Raises:
         ConfigError: an unclosed quote.
     """
-    import shlex
-
     found: list[Word] = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
             found += [Word(word, number) for word in shlex.split(line.removesuffix("\\"), comments=True)]
         except ValueError as error:
-            raise ConfigError(f"line {number}: {error}") from None
+            raise ConfigError(f"{path}: line {number}: {error}") from None
     return found
 
 

@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.flags import is_of_core, may_be_of_core
-from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.script import Script
 
@@ -16,12 +15,7 @@ _FIRST_WITH_TE = "22.09"
 _OFF_BY_DEFAULT = re.compile(r"'--use-mcore-models', action='store_true',\s*help='(?!DEPRECATED)", re.IGNORECASE)
 """A parser of core 0.3 to 0.7, whose models are the older ones unless the flag is given."""
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
-
-
-_SPECS = {
-    "get_gpt_layer_local_spec": "local",
-    "get_gpt_layer_with_transformer_engine_spec": "transformer_engine",
-}
+_SPECS = {"get_gpt_layer_local_spec": "local", "get_gpt_layer_with_transformer_engine_spec": "transformer_engine"}
 """Functions of Megatron-Core's models/gpt/gpt_layer_specs.py, and the --transformer-impl whose layers they make."""
 
 
@@ -40,10 +34,11 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     Up to core 0.5 the models of Megatron-Core (--use-mcore-models) have TransformerEngine's layers whatever that is; later
     pretrain_gpt.py asks for it (its use_te).
     """
-    alone = PurePosixPath(script.program).name
-    found = keys.nearby.text(script.program) or keys.nearby.text(alone) if keys.nearby is not None and alone else None
-    program = found or ""
-    parser = _parser_of(script.program, keys.nearby) if program and keys.nearby is not None else ""
+    path, program, parser = PurePosixPath(script.program), "", ""
+    if keys.nearby is not None and path.name:
+        program = keys.nearby.text(script.program) or keys.nearby.text(path.name) or ""
+        parsers = (keys.nearby.text(str(path.parent / name)) for name in _PARSERS) if program else ()
+        parser = next(filter(None, parsers), "")
     asks = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys()
     if parser and not asks and _OFF_BY_DEFAULT.search(parser) and "--use-legacy-models" not in parser:
         keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
@@ -70,13 +65,6 @@ def have_one_attention(keys: JobKeys) -> bool:
         keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
         return True
     if may_be_of_core(keys.values):
-        keys.approximate(
-            "use_flash_attn", "flash attention of the older models: from core 0.8 on local layers keep all scores"
-        )
+        older = "flash attention of the older models: from core 0.8 on local layers keep all scores"
+        keys.approximate("use_flash_attn", older)
     return False
-
-
-def _parser_of(program: str, nearby: NearbyFiles) -> str:
-    """The text of Megatron's parser in the folder of the program; "" where there is none."""
-    folder = PurePosixPath(program).parent
-    return next((text for name in _PARSERS if (text := nearby.text(str(folder / name)))), "")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse
@@ -31,7 +31,6 @@ from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets,
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
-T = TypeVar("T")
 _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
 """Of the line that Megatron-LM logs for a step."""
 _HYBRID = "a hybrid Mamba model without a pattern of layers"
@@ -59,7 +58,10 @@ def read_megatron(
         ConfigError: one line per problem.
     """
     if BEGIN.search(text):
-        arguments = _located(path, read_dump, text.splitlines())
+        try:
+            arguments = read_dump(text.splitlines())
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
         return from_arguments(of_dump(arguments), path, vocab_size=vocabulary_of(text), sets=sets)
     if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
         words = _yaml_words(text, _model_args(text, path))
@@ -70,7 +72,7 @@ def read_megatron(
         flags, devices = flags_in(path, text, nearby or NearbyFiles())
         return _from_words(path, _yaml_words(text, flags), None, sets, devices=devices)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
-        return _from_words(path, _located(path, read_words, text), None, sets)
+        return _from_words(path, read_words(text, path), None, sets)
     if path.endswith(".py"):
         raise ConfigError(f"{path}: a Python program, which is not run; give its launch script, or the log of a run")
     if not text.startswith("#!") and (path.endswith((".log", ".out")) or re.search(_STEP, text)):
@@ -78,14 +80,6 @@ def read_megatron(
         raise ConfigError(f"{path}: {missing}; give the log from its beginning, or the launch script")
     script = read_script(text, path, dict(env or {}), nearby)
     return _from_words(path, script.arguments, script, sets, nearby or NearbyFiles())
-
-
-def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
-    """The result of a reader that does not know the file's name, with the name added to its problems."""
-    try:
-        return read(what)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
 
 
 def _model_args(text: str, path: str) -> dict[str, Any]:
@@ -261,9 +255,8 @@ def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
     put_spec(keys)
     said = keys.whole("world_size")
     if said is not None and devices is not None and said != devices:
-        keys.problem(
-            f"{keys.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
-        )
+        contradicted = f"the launch command, which starts {devices} processes"
+        keys.problem(f"{keys.name('world_size')} {said} contradicts {contradicted}")
     profile = "megatron-deepspeed" if keys.on("deepspeed") else "megatron-2021" if legacy else "megatron-core"
     if profile == "megatron-2021" and _keeps_gradients_twice(keys):
         profile = "megatron-2021@2021-03"
