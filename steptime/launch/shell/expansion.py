@@ -27,9 +27,7 @@ _FOLDER_OF = re.compile(
 )
 """A folder as a path: $(cd "$(dirname "$0")" && pwd)."""
 _DEEPEST = 30
-_COUNTS_DEVICES = re.compile(
-    r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
-)
+_COUNTS_DEVICES = re.compile(r"\bdevice_count\(\)|\b(nvidia|rocm|xpu)-smi\b.*(wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b")
 """Commands that print the number of devices of a node."""
 _WORDS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
 NOT_RUN = "is a command, and commands are not run"
@@ -51,17 +49,13 @@ class Expander:
             return [value for part in several for value in self.fields(part, line)]
         said = self.scope.get("IFS")
         ifs = " \t\r\n" if said is None or not self.scope.known(said.text) else said.text
-        splits = re.compile(f"([{re.escape(ifs)}]+)") if ifs else None
         pieces: list[Value | None] = []  # None separates words
         for values, quoted in self._parts(raw, line):
+            splits = re.compile(f"([{re.escape(ifs)}]+)" if ifs and not quoted else r"(?!)")
             for number, value in enumerate(values):
+                parts = [part for part in splits.split(value.text) if part or quoted]
                 pieces += [None] if number else []
-                parts = [value.text] if quoted or splits is None else splits.split(value.text)
-                pieces += [
-                    None if splits is not None and splits.fullmatch(part) and not quoted else Value(part, value.line)
-                    for part in parts
-                    if part or quoted
-                ]
+                pieces += [None if splits.fullmatch(part) else Value(part, value.line) for part in parts]
         words = (list(group) for between, group in groupby(pieces, key=lambda piece: piece is None) if not between)
         return [Value("".join(piece.text for piece in word if piece), word[0].line) for word in words if word[0]]
 
@@ -117,50 +111,37 @@ class Expander:
         """The values of the $ or ` at `i`, and its end."""
         self.words_done = False
         lexer = Lexer(text, self.name, line)
-        if text[i] == "`":
-            end = lexer.skip(i)
-            return [Value(self._command(text[i + 1 : end - 1], line), line)], end
-        if text.startswith("$((", i) and (end := lexer.skip(i)) and text[end - 2 : end] == "))":
-            inner = self.text(text[i + 3 : end - 2], line)
-            return [Value(self.scope.arithmetic(inner, text[i:end]), line)], end
         if text.startswith("$[", i) and (end := text.find("]", i) + 1):  # bash's older arithmetic
             return [Value(self.scope.arithmetic(self.text(text[i + 2 : end - 1], line), text[i:end]), line)], end
-        if text.startswith("$(", i):
+        if text.startswith(("`", "$(", "${"), i):
             end = lexer.skip(i)
-            return [Value(self._command(text[i + 2 : end - 1], line), line)], end
-        if text.startswith("${", i):
-            end = lexer.skip(i)
-            return self._braced(text[i + 2 : end - 1], line, quoted=quoted), end
+            inner = text[i + (1 if text[i] == "`" else 2) : end - 1]
+            if text.startswith("${", i):
+                return self._braced(inner, line, quoted=quoted), end
+            if text.startswith("$((", i) and inner[-1] == ")":
+                return [Value(self.scope.arithmetic(self.text(inner[1:-1], line), text[i:end]), line)], end
+            return [Value(self._command(inner, line), line)], end
         if not quoted and text.startswith("$'", i):
             end = lexer.skip(i + 1)
             return [Value(ansi(text[i + 2 : end - 1]), line)], end
         found = _NAME.match(text, i + 1)
-        if found is None:
-            return [Value("$", line)], i + 1
-        return self._variable(found[0], line), found.end()
+        return (self._variable(found[0], line), found.end()) if found else ([Value("$", line)], i + 1)
 
     def _variable(self, name: str, line: int) -> list[Value]:
-        scope = self.scope
-        if name == "BASH_SOURCE":
-            name = "0"
+        given = self.scope.positional or []
         if name in {"@", "*"}:
-            return list(scope.positional or [])
-        if name == "#":
-            return [Value(str(len(scope.positional or [])), line)]
-        if name.isdecimal() and scope.positional is not None and 0 < int(name) <= len(scope.positional):
-            return [scope.positional[int(name) - 1]]
-        if name == "0":
-            return [Value(self.name, line)]
-        if name == "PWD" and scope.get(name) is None:
-            return [Value(".", line)]
-        value = scope.get(name)
-        return [value if value is not None else Value(scope.unset(name), line)]
+            return list(given)
+        if name.isdecimal() and 0 < int(name) <= len(given):
+            return [given[int(name) - 1]]
+        if name not in {"#", "0", "BASH_SOURCE"} and (value := self.scope.get(name)) is not None:
+            return [value]
+        known = {"#": str(len(given)), "0": self.name, "BASH_SOURCE": self.name, "PWD": "."}
+        return [Value(known[name] if name in known else self.scope.unset(name), line)]
 
     def _braced(self, inner: str, line: int, *, quoted: bool) -> list[Value]:
-        if array := _INDICES.fullmatch(inner):
+        if (array := _INDICES.fullmatch(inner)) and array[1] not in self.scope.named:
             of_array = self.scope.values.get(array[1], [])
-            counted = array[1] not in self.scope.named and all(item.text[:1] != "[" for item in of_array)
-            if of_array and counted and all(self.scope.known(item.text) for item in of_array):
+            if of_array and all(item.text[:1] != "[" and self.scope.known(item.text) for item in of_array):
                 return [Value(str(i), line) for i in range(len(of_array))]
         if (other := _INDIRECT.fullmatch(inner)) and (said := self.scope.get(other[1])) and said.text.isidentifier():
             return self._variable(said.text, line)
@@ -215,9 +196,8 @@ class Expander:
         empty = unset == name or name in self.scope.cleared or (kind[0] == ":" and (not whole or bool(unset)))
         self.depth += 1
         raw = f'"{word}"' if quoted and '"' not in word else word
-        words = [raw]
-        if not quoted and re.search(r"\s", raw):
-            words = [token.text for token in Lexer(raw, self.name, line, array=True).tokens()]
+        apart = not quoted and re.search(r"\s", raw)
+        words = [token.text for token in Lexer(raw, self.name, line, array=True).tokens()] if apart else [raw]
         filled = [value for text in words for value in self.fields(text, line)] if self.depth < _DEEPEST else []
         self.depth -= 1
         self.words_done = kind[-1] == "+" or empty
@@ -236,8 +216,7 @@ class Expander:
 
     def _command(self, inner: str, line: int) -> str:
         """$(...): paths that need no running; anything else has no value."""
-        words = inner.split(None, 1)
-        shown = f"$({' '.join(inner.split())})"
+        words, shown = inner.split(None, 1), f"$({' '.join(inner.split())})"
         self.depth += 1
         try:
             if (simple := simple_output(self.scope, partial(self.text, line=line), inner, shown)) is not None:
@@ -246,7 +225,6 @@ class Expander:
                 path = self.text(re.sub(r"\$\{?BASH_SOURCE(?:\[0\])?\}?", "$0", folder[1]), line)
                 if self.scope.known(path):
                     return path
-            plain = len(words) == 2 and not re.search(r"[|;&<>\n]", words[1]) and self.depth < _DEEPEST
             if inner.lstrip().startswith("#"):
                 return ""  # a comment amid continued lines
             if here := _HERE.fullmatch(inner):
@@ -258,17 +236,17 @@ class Expander:
             output = self.scope.prints(given)
             if (output := self.scope.outputs(inner, line) if output is None else output) is not None:
                 return output
+            plain = len(words) == 2 and not re.search(r"[|;&<>\n]", words[1]) and self.depth < _DEEPEST
             if plain and words[0] in {"dirname", "basename", "echo"}:
                 apart = _WORDS.findall(words[1]) if words[0] == "basename" and "(" not in inner else words[1:]
                 found = [value.text for word in apart for value in self.fields(word, line)]
-                if words[0] == "basename" and len(found) == 2 and all(map(self.scope.known, found)):
-                    return posixpath.basename(found[0].rstrip("/")).removesuffix(found[1])
-                text = " ".join(found)
                 if found and all(map(self.scope.known, found)):
-                    if words[0] == "echo" and not text.startswith("-"):
-                        return text
+                    if words[0] == "echo" and not found[0].startswith("-"):
+                        return " ".join(found)
+                    if words[0] == "basename" and len(found) == 2:
+                        return posixpath.basename(found[0].rstrip("/")).removesuffix(found[1])
                     if len(found) == 1 and words[0] != "echo":
-                        return getattr(posixpath, words[0])(text.rstrip("/")) or "."
+                        return getattr(posixpath, words[0])(found[0].rstrip("/")) or "."
         finally:
             self.depth -= 1
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"

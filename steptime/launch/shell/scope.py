@@ -185,6 +185,11 @@ class Scope:
             self.read.add(name)
         return found[0] if found else (Value("", 0) if found is not None else None)
 
+    def plain(self, *, arrays: bool = False) -> dict[str, str]:
+        """The variables that have a value; with `arrays` the first element of those too."""
+        found = {key: held[0].text for key, held in self.values.items() if held and (arrays or key not in self.arrays)}
+        return {key: text for key, text in found.items() if self.known(text)}
+
     def put(self, name: str, text: str, line: int) -> None:
         """Set a plain variable."""
         self.values[name] = [Value(text, line)]

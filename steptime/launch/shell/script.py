@@ -153,12 +153,7 @@ def _read(
         problems.append(f"{name}: ${scope.required[0]} has no value, and the script stops without it")
     if walk.full:
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
-    variables = {
-        key: found[0].text
-        for scope in (*walk.inside, walk.scope)
-        for key, found in scope.values.items()
-        if key not in scope.arrays and found and scope.known(found[0].text)
-    }
+    variables = {key: text for scope in (*walk.inside, walk.scope) for key, text in scope.plain().items()}
     said = variables.get("VOCAB_SIZE", "")
     tokenizer = _first(_OFFICIAL, text).lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
@@ -216,33 +211,25 @@ def variables_of(nearby: NearbyFiles | None) -> dict[str, str]:
             scope = walk.scope
             if missing := next((line for line in scope.sourced if re.search(r"config\w*\.sh", line)), ""):
                 raise ConfigError(f"{path}: {missing} was not found; put it in the same folder, or add --with FILE")
-    return {key: found[0].text for key, found in scope.values.items() if found and scope.known(found[0].text)}
+    return scope.plain(arrays=True)
 
 
 def _gpu(headers: list[tuple[str, str]]) -> str:
     """The kind of device that a script's headers name: asked for (gpu:h100:8), else the one constraint."""
-    asked = (
-        re.fullmatch(r"(?:gpu:)?((?!gpu:)[A-Za-z][\w-]*):\d.*", value)
-        for option, value in headers
-        if option in {"gpus-per-node", "gpus", "gpus-per-task", "gres"}
-    )
-    constraints = (
-        re.fullmatch(r"([A-Za-z][\w-]*)", value) for option, value in headers if option in {"constraint", "C"}
-    )
-    return next((found[1] for found in (*asked, *constraints) if found), "")
+    asked, constraint = r"(?:gpu:)?((?!gpu:)[A-Za-z][\w-]*):\d.*", r"([A-Za-z][\w-]*)"
+    options = {asked: ("gpus-per-node", "gpus", "gpus-per-task", "gres"), constraint: ("constraint", "C")}
+    said = (re.fullmatch(pattern, value) for pattern in options for name, value in headers if name in options[pattern])
+    return next((found[1] for found in said if found), "")
 
 
 def _fragments(scope: Scope, name: str) -> list[Word]:
     """The flags in variables, without variables that another one contains; none where they are not training flags."""
     expand = Expander(scope, name)
     held = [(key, values) for key, values in scope.values.items() if key not in scope.outside]
-    texts = [" ".join(value.text for value in values) for _, values in held]
+    texts = [" ".join(value.text for value in values).strip() for _, values in held]
     words: list[Value] = []
-    for i, (key, values) in enumerate(held):
-        again = any(
-            texts[i].strip() in other for j, other in enumerate(texts) if j != i and other.strip() != texts[i].strip()
-        )
-        if values and not again and texts[i].lstrip().startswith("--"):
+    for text, (key, values) in zip(texts, held, strict=True):
+        if values and text.startswith("--") and not any(text in other and text != other for other in texts):
             words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
     flags = {value.text.replace("_", "-") for value in words}
     return [_word(value, scope) for value in words] if "--num-layers" in flags else []
