@@ -33,21 +33,19 @@ def assign(expand: Expander, word: Token) -> None:
     if index is not None:
         elements, others = list(scope.values.get(name, [])), name in scope.named
         at = scope.arithmetic(expand.text(index.strip("[]"), word.line), index)
-        if not others and at.isdecimal() and int(at) < len(elements):
+        there = not others and at.isdecimal() and int(at) < len(elements)
+        if there:
             elements[int(at)] = Value((elements[int(at)].text if plus else "") + text, word.line)
-            scope.put_array(name, elements)
-            return
-        scope.put_array(name, [*elements, Value(text, word.line)])
-        if others or at != str(len(elements)):
+        scope.put_array(name, elements if there else [*elements, Value(text, word.line)])
+        if others or not (there or at == str(len(elements))):
             scope.named.add(name)
     elif plus and name in scope.arrays and before is not None:
         scope.put_array(name, [Value(before.text + text, before.line), *scope.values[name][1:]])
     else:
-        if name in scope.integers:
-            sums = f"{before.text} + ({text})" if plus and before is not None and before.text else text
-            text = scope.arithmetic(sums, f"${name}")
-        else:
-            text = (before.text if plus and before is not None else "") + text
+        old = before.text if before is not None else ""
+        sums = name in scope.integers
+        text = f"{old} + ({text})" if sums and old else old + text
+        text = scope.arithmetic(text, f"${name}") if sums else text
         if len(text) > LARGEST:
             text = scope.mark(f"${name}", Unknown(f"${name} grows without limit"))
         scope.put(name, text, word.line)
@@ -75,8 +73,8 @@ def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
     scope = expand.scope
     body = "$(cat)" if node.body is None else node.body  # the lines of a file
     text = expand.text(body if body.startswith("$(") else quoted(body), node.line)
-    separators = [expand.text(word.text[4:], node.line) for word in node.words if word.text.startswith("IFS=")]
-    separator = separators[0] if separators else None
+    separators = (expand.text(word.text[4:], node.line) for word in node.words if word.text.startswith("IFS="))
+    separator = next(separators, None)
     names = [word for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
     in_array = any(re.fullmatch(r"-\w*a", word) for word in words)
     by_lines = node.words[0].text in {"mapfile", "readarray"}

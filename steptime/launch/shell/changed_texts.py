@@ -24,10 +24,9 @@ def changed(scope: Scope, fill: Fill, text: str, rest: str, shown: str) -> str:
     """${X%pattern} and similar: what `rest` makes of a variable's text."""
     if reasons := scope.reasons_of(text):
         return scope.mark(shown, reasons[0].cause.part)
-    if rest in {"^^", ",,"}:
-        return text.upper() if rest == "^^" else text.lower()
-    if rest in {"^", ","}:
-        return (text[:1].upper() if rest == "^" else text[:1].lower()) + text[1:]
+    if rest in {"^", ",", "^^", ",,"}:
+        end = len(text) if rest[1:] else 1
+        return (text[:end].upper() if rest[0] == "^" else text[:end].lower()) + text[end:]
     if found := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
         return _trimmed(text, found[1], fill(found[2]))
     if found := re.fullmatch(r"/([/#%]?)((?:\\.|[^/\\])*)(?:/(.*))?", rest, re.DOTALL):
@@ -61,11 +60,10 @@ def sliced(scope: Scope, values: list[Value], part: list[str], shown: str, line:
 def _trimmed(text: str, kind: str, pattern: str) -> str:
     """A text less the shortest or longest (doubled sign) prefix (#) or suffix (%) that fits the pattern."""
     cuts = range(len(text) + 1)
+    ordered = cuts if kind in {"#", "%%"} else reversed(cuts)
     if kind[0] == "#":
-        order = reversed(cuts) if kind == "##" else cuts
-        return next((text[i:] for i in order if fnmatch.fnmatchcase(text[:i], pattern)), text)
-    order = cuts if kind == "%%" else reversed(cuts)
-    return next((text[:i] for i in order if fnmatch.fnmatchcase(text[i:], pattern)), text)
+        return next((text[i:] for i in ordered if fnmatch.fnmatchcase(text[:i], pattern)), text)
+    return next((text[:i] for i in ordered if fnmatch.fnmatchcase(text[i:], pattern)), text)
 
 
 def in_braces(raw: str) -> list[str]:
@@ -89,8 +87,7 @@ def in_braces(raw: str) -> list[str]:
 def _inside_quotes(raw: str, at: int) -> bool:
     """Whether a position of a raw word is in quotes, an expansion or a command."""
     before = re.sub(r"\\.", "", raw[:at])
-    open_double = before.count('"') % 2 == 1
-    return open_double or before.count("'") % 2 == 1 or "${" in before or "$(" in before or "`" in before
+    return before.count('"') % 2 == 1 or before.count("'") % 2 == 1 or bool(re.search(r"\$[{(]|`", before))
 
 
 def ansi(text: str) -> str:

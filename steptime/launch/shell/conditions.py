@@ -14,13 +14,12 @@ from steptime.launch.shell.scope import Scope
 
 Outcome: TypeAlias = Literal["yes", "no", "ran", "unknown"]
 """Result of a command: a test's answer; "ran" counts as success, except as the condition of an if."""
-
-
 _EQUAL = frozenset({"=", "==", "!="})
 OPPOSITE: dict[Outcome, Outcome] = {"yes": "no", "no": "yes", "unknown": "unknown", "ran": "ran"}
 _DECIDED_BY: tuple[tuple[str, Outcome], ...] = (("||", "yes"), ("-o", "yes"), ("&&", "no"), ("-a", "no"))
 """Operators, and the answer of one side that is also that of both."""
-_BINARY = _EQUAL | {"-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-a", "-o", "<", ">", "=~"}
+_SIGNS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
+_BINARY = _EQUAL | {*_SIGNS, "-a", "-o", "<", ">", "=~"}
 
 
 def answer_of(expand: Expander, words: list[Token], *, double: bool) -> tuple[Outcome, list[str]]:
@@ -45,7 +44,7 @@ def answer_of(expand: Expander, words: list[Token], *, double: bool) -> tuple[Ou
 def _strict(words: list[str], scope: Scope) -> Outcome:
     """A test of [ ... ] where a variable without quotes is not one word: what its number of words means; an error is "no"."""
     if len(words) <= 1:
-        return _filled(words[0] if words else "", scope)
+        return _filled("".join(words), scope)
     if words[0] == "!" and len(words) <= 4 and not (len(words) == 3 and words[1] in _BINARY):
         return OPPOSITE[_strict(words[1:], scope)]
     if len(words) == 2:
@@ -66,7 +65,7 @@ def answer(words: list[str], scope: Scope) -> Outcome:
     if len(words) >= 3 and words[0] == "(" and words[-1] == ")":
         return answer(words[1:-1], scope)
     if len(words) <= 1:
-        return _filled(words[0] if words else "", scope)
+        return _filled("".join(words), scope)
     if len(words) == 2:
         return _unary(words[0], words[1], scope)
     if words[2:] == [""] and words[1] in _EQUAL:
@@ -114,14 +113,11 @@ def _compared(left: str, operator: str, right: str, scope: Scope) -> Outcome:
             return "yes" if re.search(right, left) else "no"
         except re.error:
             return "unknown"
-    if operator in _EQUAL and re.search(r"[@+?!*]\(", right):
-        return "unknown"
-    if operator in _EQUAL:
+    if operator in _EQUAL and not re.search(r"[@+?!*]\(", right):
         same = fnmatch.fnmatchcase(left, right) if re.search(r"[*?\[]", right) else left == right
         return "yes" if same == (operator != "!=") else "no"
-    signs = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
-    if operator in signs:
-        left, right = (re.sub(r"^([-+]?)0+(?=\d)", r"\1", text.strip()) for text in (left, right))
-        value = arithmetic(f"({left}) {signs[operator]} ({right})", lambda _: None)
-        return "unknown" if value is None else "yes" if value else "no"
-    return "unknown"
+    if operator not in _SIGNS:
+        return "unknown"
+    left, right = (re.sub(r"^([-+]?)0+(?=\d)", r"\1", text.strip()) for text in (left, right))
+    value = arithmetic(f"({left}) {_SIGNS[operator]} ({right})", lambda _: None)
+    return "unknown" if value is None else "yes" if value else "no"

@@ -183,15 +183,14 @@ class ControlFlow(ABC):
         maybe, blame, outcome = list[list[Statement]](), Unknown("it runs a command"), "no"
         for condition, body in node.arms:
             outcome = "yes" if condition is None else self.block(condition)
-            if outcome == "yes" and not maybe:
-                self.block(body)
-                return
             if outcome == "unknown" and not maybe:
                 blame = self.blame
             maybe += [body] if outcome != "no" else []
             if outcome == "yes":
                 break
-        if maybe:
+        if outcome == "yes" and len(maybe) == 1:
+            self.block(maybe[0])
+        elif maybe:
             self.side_by_side(maybe, blame.within(f"the test in line {node.line}"), one_runs=outcome == "yes")
 
     def loop(self, node: Loop) -> None:

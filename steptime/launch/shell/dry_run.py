@@ -79,9 +79,8 @@ class DryRun(ControlFlow):
         outcome = self.command(fields, node) if fields else "ran"
         for name, kept in before.items():
             self.scope.restore(name, kept)
-        self.commands[start:] = [
-            found._replace(variables=own | dict(found.variables)) for found in self.commands[start:]
-        ]
+        ran = self.commands[start:]
+        self.commands[start:] = [found._replace(variables=own | dict(found.variables)) for found in ran]
         return outcome
 
     def _argument(self, word: Token) -> list[Value]:

@@ -65,7 +65,7 @@ class Lexer:
             elif blank := _BLANK.match(text, i):
                 i = blank.end()
             elif text[i] == "#":
-                i = end if (end := text.find("\n", i)) >= 0 else len(text)
+                i = self._line_end(i)
             elif word := _TO_FILL.match(text, i):
                 found.append(Token(f"'{word[0]}'", self.line_at(i)))
                 i = word.end()
@@ -76,11 +76,14 @@ class Lexer:
                 i += len(operator)
             else:
                 end = self._arithmetic(i) or self._word_end(i)
-                descriptor = text[i:end].isdecimal() and text[end : end + 1] in {"<", ">"}
-                if not descriptor:
+                if not (text[i:end].isdecimal() and text[end : end + 1] in {"<", ">"}):  # 2>&1
                     found.append(Token(text[i:end], self.line_at(i)))
                 i = end
         return found
+
+    def _line_end(self, i: int) -> int:
+        found = self.text.find("\n", i)
+        return found if found >= 0 else len(self.text)
 
     def _operator(self, i: int) -> str:
         found = None if self.array else _OPERATOR.match(self.text, i)
@@ -96,10 +99,8 @@ class Lexer:
         ends = word.replace("'", "").replace('"', "").replace("\\", "")
         lines: list[str] = []
         while i < len(self.text):
-            end = self.text.find("\n", i)
-            end = len(self.text) if end < 0 else end
-            line = self.text[i:end]
-            i = end + 1
+            end = self._line_end(i)
+            line, i = self.text[i:end], end + 1
             if (line.lstrip("\t") if tabs else line).rstrip("\r") == ends:
                 break
             lines.append(line)
@@ -155,7 +156,7 @@ class Lexer:
             elif char == closing:
                 return i + 1
             elif closing == ")" and char == "#" and text[i - 1] in " \t\n(":
-                i = end if (end := text.find("\n", i)) >= 0 else len(text)
+                i = self._line_end(i)
             elif closing == ")" and char == "(":
                 i = self._closed(i, "(")
             elif closing == "`" or (closing == '"' and char == "'"):

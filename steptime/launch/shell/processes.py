@@ -238,9 +238,8 @@ def _by_hosts(size: Size, words: list[Word], variables: Mapping[str, str]) -> No
         size.nodes, size.devices = _included(included.text)
     elif _option(words, ("--hostfile", "-H", "-hostfile")) is None:
         counts = (text for name, text in variables.items() if name.lower() in {"num_gpus", "world_size"})
-        counted = (
-            None if size.per_node else next((text for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text)), None)
-        )
+        numbers = (text for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text) and not size.per_node)
+        counted = next(numbers, None)
         every = "" if size.per_node else "every device of "
         there = _visible(variables) or int(variables.get(DEVICES_ON_NODE, 0)) or None
         size.devices, size.per_node = int(counted) if counted else None, size.per_node or (None if counted else there)

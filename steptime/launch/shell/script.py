@@ -142,8 +142,8 @@ def _read(
     walk = DryRun(posixpath.basename(name), scope, nearby or NearbyFiles())
     walk.script(parse_shell(text, name))
     launch, problems = the_launch(walk, name, env.get(LINE, ""))
-    if launch is not None and UNKNOWN.fullmatch((program := launch.command.words[launch.at]).text):
-        shown = _word(program, walk.scope)
+    if launch is not None and UNKNOWN.fullmatch(launch.program):
+        shown = _word(launch.command.words[launch.at], walk.scope)
         why = shown.unresolved[0].told("write the program into the script")
         problems.append(f"{name}: line {launch.command.line} launches {shown.text}: {why}")
     notes = walk.told

@@ -15,6 +15,7 @@ _SBATCH = {
 """Headers of sbatch, and the variables that Slurm sets from them (slurm.schedmd.com/sbatch.html, output environment)."""
 _RUNNING = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PBS_JOBID")
 """Variables by which a script detects that it is running inside a job."""
+_PBS = re.compile(r"^#PBS[ \t]+-l[ \t]+select=(\d{1,6})\b(?!\S*\+)(?:\S*:mpiprocs=(\d{1,6})\b)?", re.MULTILINE)
 
 
 def headers_of(text: str) -> list[tuple[str, str]]:
@@ -25,14 +26,12 @@ def headers_of(text: str) -> list[tuple[str, str]]:
 
 def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]:
     """The variables that Slurm, PBS or Grid Engine sets: those from headers, and those of a job that is running already."""
-    found = {name: "0" for name in _RUNNING if headers and name.startswith("SLURM")}
-    found |= {name: "0" for name in _RUNNING if name.startswith("PBS") and re.search(r"^#PBS ", text, re.MULTILINE)}
+    by = {"SLURM": headers, "PBS": re.search(r"^#PBS ", text, re.MULTILINE)}
+    found = {name: "0" for name in _RUNNING if by[name.partition("_")[0]]}
     if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+|node_[fhqo])=(\d+)", text, re.MULTILINE):
         # qsub of Grid Engine: kind and number of nodes, at ABCI (docs.abci.ai, job execution) and TSUBAME 4 (its handbook, jobs)
         found |= {"SGE_RESOURCE_TYPE": grid[1], "NHOSTS": grid[2], "JOB_ID": "0"}
-    if pbs := re.search(
-        r"^#PBS[ \t]+-l[ \t]+select=(\d{1,6})\b(?!\S*\+)(?:\S*:mpiprocs=(\d{1,6})\b)?", text, re.MULTILINE
-    ):
+    if pbs := _PBS.search(text):
         # PBS Professional's user guide: its node file has a line for each process of mpiprocs, which is 1 by default
         found |= {NODES_OF_JOB: pbs[1], LINES_OF_NODE: pbs[2] or "1"}
     for option, value in headers:
@@ -75,8 +74,7 @@ def nodes_listed(scope: Scope, command: str, shown: str, line: int) -> str:
         once = "PBS_NODEFILE" not in command or re.search(r"\buniq\b|\bsort +-u", command)
         lines = None if once else scope.get(LINES_OF_NODE)
         return str(int(counted.text) * int(lines.text)) if lines else counted.text
-    why = f"number of nodes unknown, which {shown} in line {line} counts"
-    return scope.mark(shown, Unknown(why, NODES_OF_JOB))
+    return scope.mark(shown, Unknown(f"number of nodes unknown, which {shown} in line {line} counts", NODES_OF_JOB))
 
 
 def length_of(scope: Scope, name: str, values: list[Value], line: int) -> str:

@@ -12,8 +12,7 @@ from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.processes import LAUNCHERS
 
 _OTHER_WORK = re.compile(
-    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
-    re.IGNORECASE,
+    r"(?i)^(?!.*(?:train|tune|sft)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)"
 )
 """Parts of the names of programs that run or convert a model and do not train it."""
 
@@ -26,20 +25,20 @@ class TrainingCommand(NamedTuple):
     """Position of the program among the words."""
     launchers: list[str]
 
+    @property
+    def program(self) -> str:
+        """What is launched, in the script's spelling after expansion."""
+        return self.command.words[self.at].text
 
-_COMMANDS = {name: name for name in LAUNCHERS} | {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "mpiexec": "mpirun",
-}
+
+_COMMANDS = {name: name for name in LAUNCHERS} | {"mpiexec": "mpirun"}
+_COMMANDS |= {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 """A word of a command -> the launcher that it is."""
 _WITH_RUN = frozenset({"lightning", "fabric"})
 """Launchers only with their subcommand: an environment may have their name."""
 _TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo", "litgpt"})
-SUBCOMMANDS = frozenset(
-    {"sft", "pt", "rlhf", "train", "run", "llm", "pretrain"}
-    | {f"finetune{method}" for method in ("", "_full", "_lora", "_adapter", "_adapter_v2")}
-)
+SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm", "pretrain"})
+SUBCOMMANDS |= {f"finetune{method}" for method in ("", "_full", "_lora", "_adapter", "_adapter_v2")}
 """Programs that launch themselves, and their subcommands."""
 _PRINTS = frozenset({"echo", "printf"})
 _NO_LAUNCH = frozenset({"cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
@@ -56,11 +55,10 @@ def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | No
     found = [launch for command in walk.commands if (launch := launch_of(command)) is not None]
     launched = [launch for launch in found if launch.launchers]
     found = launched or [launch for launch in found if _trains(launch)] or found
-    if found and all(map(_works_otherwise, found)):
-        ran = found[0].command
-        return None, [f"{name}: line {ran.line} runs {ran.words[found[0].at].text}, which does not train"]
-    found = [launch for launch in found if not _works_otherwise(launch)]
-    distinct = {tuple(value.text for value in launch.command.words): launch for launch in found}
+    works = [launch for launch in found if not _OTHER_WORK.search(posixpath.basename(launch.program))]
+    if found and not works:
+        return None, [f"{name}: line {found[0].command.line} runs {found[0].program}, which does not train"]
+    distinct = {tuple(value.text for value in launch.command.words): launch for launch in works}
     sure = {words: launch for words, launch in distinct.items() if not launch.command.doubt} or distinct
     trains = {words: launch for words, launch in sure.items() if _trains(launch)} or sure
     if not trains:
@@ -89,20 +87,14 @@ def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | No
 
 def _alike(found: list[TrainingCommand]) -> bool:
     """Whether commands that surely run all train: by the names of their programs, or as jobs of one program."""
-    programs = {launch.command.words[launch.at].text for launch in found}
-    started = len(programs) == 1 and all(launch.launchers for launch in found)
+    started = len({launch.program for launch in found}) == 1 and all(launch.launchers for launch in found)
     return (started or all(map(_trains, found))) and not any(launch.command.doubt for launch in found)
-
-
-def _works_otherwise(launch: TrainingCommand) -> bool:
-    """Whether the program's name says that it does not train."""
-    return bool(_OTHER_WORK.search(posixpath.basename(launch.command.words[launch.at].text)))
 
 
 def _trains(launch: TrainingCommand) -> bool:
     """Whether the program's name, or the subcommand of a trainer, says that it trains."""
-    word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
-    return _names_training(word) or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
+    before = posixpath.basename(launch.command.words[launch.at - 1].text)
+    return _names_training(launch.program) or (launch.program in SUBCOMMANDS and before in _TRAINERS)
 
 
 def _names_training(program: str) -> bool:
@@ -114,8 +106,6 @@ _OF_A_JOB = (
     *("TENSOR_MODEL_PARALLEL", "PIPELINE_MODEL_PARALLEL", "MICRO_BATCH_SIZE"),
 )
 """Variables by which MLPerf's config_*.sh size a job that another file launches."""
-
-
 _PRINTED = re.compile(r"(?:echo|printf) +(((?:[A-Z_]\w*=[\w.-]+ +)+)(?:bash |sh |sbatch |\./)\S+)")
 """A line by which a script, which otherwise only checks its job, says with what variables it launches it."""
 
@@ -145,6 +135,7 @@ def launch_of(command: Command) -> TrainingCommand | None:
     python = False
     for i, text in enumerate(words):
         word, after = posixpath.basename(text), next(iter(words[i + 1 :]), "")
+        module = text in {"-m", "--module"} and python and after and after not in _COMMANDS
         if word in _PRINTS or (word in _NO_LAUNCH and not launchers):
             return None
         if re.fullmatch(r"python[\d.]*", word):
@@ -156,9 +147,7 @@ def launch_of(command: Command) -> TrainingCommand | None:
             python = python or launcher in {"torchrun", "deepspeed", "accelerate", "composer", "lightning", "fabric"}
         elif word == "tune" and after == "run":
             return _of_tune(command, i + 2, launchers)
-        elif (word in _TRAINERS and after in SUBCOMMANDS) or (
-            text in {"-m", "--module"} and python and after and after not in _COMMANDS
-        ):
+        elif module or (word in _TRAINERS and after in SUBCOMMANDS):
             return TrainingCommand(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             if _names_training(after) and after.endswith(".py") and not _names_training(word):
