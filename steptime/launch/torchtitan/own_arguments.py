@@ -11,7 +11,7 @@ from steptime.job.edit import read_model
 from steptime.launch.config_values import syntax_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.torchtitan.nested_flavors import nested_sizes
+from steptime.launch.torchtitan.nested_flavors import nested_sizes, registered
 from steptime.model.model import Model
 
 _LLAMA3 = re.compile(
@@ -30,15 +30,6 @@ def own_vocabulary(keys: JobKeys) -> dict[str, str]:
     """
     named = (str(keys.values.get(f"model.{key}", "")) for key in ("tokenizer_path", "hf_assets_path"))
     return {"vocab_size": "128256"} if any(map(_LLAMA3.search, named)) else {}
-
-
-def without_comments(code: str) -> str:
-    """Python without its comments, among them flavors that are switched off.
-
-    >>> without_comments("a = 1  # (b)")
-    'a = 1  '
-    """
-    return re.sub(r"#.*", "", code)
 
 
 def own_width(keys: JobKeys, said: dict[str, str], arguments: str, code: str) -> dict[str, str]:
@@ -85,7 +76,7 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
     Source: pytorch/torchtitan torchtitan/models/qwen3/__init__.py (qwen3_configs), whose attention normalizes queries and keys.
     """
     file = "torchtitan/models/qwen3/__init__.py"
-    said = nested_sizes((keys.nearby or NearbyFiles()).text(file) or "", flavor, ties=True) or {}
+    said = nested_sizes(registered((keys.nearby or NearbyFiles()).text(file) or "", flavor), ties=True) or {}
     found: dict[str, Any] = {_QWEN3[key]: value for key, value in said.items() if key in _QWEN3}
     if not {*_QWEN3.values()} - {"tie_embeddings"} <= found.keys():
         return None
