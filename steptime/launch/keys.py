@@ -63,9 +63,15 @@ class GivenKey(NamedTuple):
 
 
 @cache
+def table_file(name: str) -> dict[str, Any]:
+    """The table data/launch/NAME.yaml as it is written."""
+    return parse_mapping(*read_source(FOLDER / f"{name}.yaml"))
+
+
+@cache
 def load_table(name: str) -> KeyTable:
     """The table data/launch/NAME.yaml, over the one that it extends."""
-    raw = parse_mapping(*read_source(FOLDER / f"{name}.yaml"))
+    raw = table_file(name)
     base = load_table(raw["extends"]) if "extends" in raw else KeyTable("", {}, {}, {}, {}, {})
     rules, said = dict(base.rules), dict(raw.get("defaults") or {})
     for key, told in (raw.get("used") or {}).items():

@@ -6,8 +6,8 @@ import re
 from functools import cache
 from typing import Any
 
-from steptime.base.document import parse_mapping, read_source, scalar
-from steptime.launch.keys import FOLDER
+from steptime.base.document import scalar
+from steptime.launch.keys import table_file
 from steptime.model.hf import fields_of
 from steptime.model.hf_family import UNMODELED
 from steptime.model.presets import aliases, model_names
@@ -16,7 +16,7 @@ from steptime.model.presets import aliases, model_names
 @cache
 def _spellings() -> dict[re.Pattern[str], str]:
     """How repositories spell names -> how the presets do."""
-    told = parse_mapping(*read_source(FOLDER / "named_models.yaml"))["spellings"]
+    told = table_file("named_models")["spellings"]
     return {re.compile(pattern): str(meant) for pattern, meant in told.items()}
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
-from steptime.launch.config_values import CLASS, constants_of, dotted, options_in
+from steptime.launch.config_values import CLASS, constants_of, dotted, merged, options_in
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.targets import simplify
 
@@ -89,19 +89,11 @@ def put_overrides(
     """
     name = said.get(overrides.argument) or overrides.default
     over = parse_mapping(nearby.needed(str(name), f"{path}: reads"), str(name)) if name else {}
-    _merge(tree, {key: simplify(section) for key, section in over.items() if section})
+    for key, section in over.items():
+        inner = tree.get(key)
+        if section:  # the fields of bf16_mixed() are over what it returns
+            own = {CLASS: inner} if isinstance(inner, str) and isinstance(section, Mapping) else inner
+            tree |= merged({key: own}, {key: simplify(section)})
     for key, value in said.items():
         if "." in key:
             put(tree, key, value)
-
-
-def _merge(tree: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """As OmegaConf.merge: mappings key by key, everything else whole; a section that is no mapping is replaced."""
-    for key, value in over.items():
-        inner = tree.get(key)
-        if isinstance(inner, str) and isinstance(value, Mapping):  # the fields of bf16_mixed()
-            tree[key] = {CLASS: inner, **value}
-        elif isinstance(inner, dict) and isinstance(value, Mapping):
-            _merge(inner, value)
-        else:
-            tree[key] = value

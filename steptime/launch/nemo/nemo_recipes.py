@@ -6,24 +6,18 @@ import ast
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import cache
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.base.document import parse_mapping, read_source, scalar
+from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.config_values import syntax_of
-from steptime.launch.keys import FOLDER
+from steptime.launch.config_values import merged, syntax_of
+from steptime.launch.keys import table_file
 from steptime.launch.nemo.targets import CLASS
 
 BASE = re.compile(r"(?:^|\.)(\w+)\.pretrain_recipe$")
 """A call of a recipe, as programs write it: llm.llama3_8b.pretrain_recipe."""
 _TUNED = "performance_mode"
-
-
-@cache
-def _table() -> dict[str, Any]:
-    return parse_mapping(*read_source(FOLDER / "nemo2_recipes.yaml"))
 
 
 def of_first_releases(text: str) -> str:
@@ -53,7 +47,7 @@ def over_recipe(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         ConfigError: the recipe is not known, or has settings for performance that are not.
     """
-    table = _table()
+    table = table_file("nemo2_recipes")
     if name not in table["recipes"]:
         known = near(name, table["recipes"])
         raise ConfigError(f"{path}: recipe {name} is not known{known}; give the log that prints the job's config")
@@ -66,15 +60,7 @@ def over_recipe(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]
         if said.get(argument) is not None:
             put(tree, key, said[argument])
     sections = {key: item for key, item in said.items() if key in {"trainer", "model", "data", "optim"}}
-    return _merged(tree, {key: item for key, item in sections.items() if isinstance(item, dict)})
-
-
-def _merged(tree: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with other values over its own; a section that names its class replaces the whole one."""
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(tree.get(key), dict) and CLASS not in value
-        tree[key] = _merged(tree[key], value) if both else value
-    return tree
+    return merged(tree, {key: item for key, item in sections.items() if isinstance(item, dict)}, CLASS)
 
 
 def of_command_line(path: str, flags: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from functools import cache
 from typing import Any
 
 from steptime.base.config import ConfigError, near, show
-from steptime.base.document import parse_mapping, read_source
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import FOLDER, flatten, load_table
+from steptime.launch.keys import flatten, load_table, table_file
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
@@ -91,24 +90,13 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
 
 
 @cache
-def classes() -> dict[str, dict[str, Any]]:
-    """The settings that each class of a model's config makes."""
-    return _of_families("classes")
-
-
-@cache
-def bases() -> dict[str, dict[str, Any]]:
-    """The settings that each class without sizes makes."""
-    return _of_families("bases")
-
-
-def _of_families(part: str) -> dict[str, dict[str, Any]]:
-    raw = parse_mapping(*read_source(FOLDER / "nemo2_models.yaml"))
-    found = {}
-    for name, fields in raw[part].items():
-        own = {key: value for key, value in fields.items() if key != "family"}
-        found[name] = raw["families"][fields["family"]] | own
-    return found
+def classes(part: str = "classes") -> dict[str, dict[str, Any]]:
+    """The settings that each class of a model's config makes; `part` "bases": each class without sizes."""
+    raw = table_file("nemo2_models")
+    return {
+        name: raw["families"][fields["family"]] | {key: value for key, value in fields.items() if key != "family"}
+        for name, fields in raw[part].items()
+    }
 
 
 def class_preset(name: str) -> str | None:
@@ -124,8 +112,8 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
     if name in classes():
         return classes()[name]
     if {"model.config.num_layers", "model.config.hidden_size"} <= said.keys():
-        if name in bases():
-            return bases()[name]
+        if name in classes("bases"):
+            return classes("bases")[name]
         if {"model.config.normalization", "model.config.gated_linear_unit"} <= said.keys():
             return {}  # a class of its own that says what its family is
     what = f"unknown class (got {show(name)})" if name else "has no class name"

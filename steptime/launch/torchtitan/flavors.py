@@ -141,15 +141,13 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
         config = registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
         of_tests = flavor == "debugmodel" and _UNSET.search(nearby.text(f"{folder}/model.py") or "")
         known = _of_test_tokenizer(keys, nearby) if of_tests else usual
-        arguments = nearby.text(f"{folder}/model/args.py") or ""
-        if nested := nested_sizes(config):
-            arguments = nearby.text(f"{folder}/model.py") or ""
-        elif (flat := flat_sizes(config)) is None:
+        nested = nested_sizes(config)
+        if not (sizes := nested or flat_sizes(config)):
             continue
+        arguments = nearby.text(f"{folder}/model.py" if nested else f"{folder}/model/args.py") or ""
         default = re.search(r"vocab_size: int = (\d+)", arguments)
-        said = ({"vocab_size": default[1]} if default else known) | {
-            key: str(value) for key, value in (nested or flat).items()
-        }
+        said = {"vocab_size": default[1]} if default else known
+        said = said | {key: str(value) for key, value in sizes.items()}
         if not nested and "ffn_dim:" in arguments:
             said |= own_width(keys, said, arguments, nearby.text(f"{folder}/model/model.py") or "")
         if own := _own(keys, flavor, listed, said, folder):

@@ -11,7 +11,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.launch.config_functions import CALLED, Tree, read_function
-from steptime.launch.config_values import CLASS
+from steptime.launch.config_values import CLASS, merged
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.nearby_files import NearbyFiles
 
@@ -61,16 +61,7 @@ def read_converted(path: str, text: str, name: str, nearby: NearbyFiles | None) 
         )
     base = {key: value for key, value in base.items() if key != "compile"}
     over = {key: value for key, value in tree.items() if key not in {CLASS, "_args_"}}
-    return name, _merged(base, over) | {CLASS: "GraphTrainer.Config"}
-
-
-def _merged(base: Tree, over: Tree) -> Tree:
-    """A config with fields set: an object replaces one, other mappings are fields of one."""
-    found = dict(base)
-    for key, value in over.items():
-        fields = isinstance(value, dict) and CLASS not in value and isinstance(found.get(key), dict)
-        found[key] = _merged(found[key], value) if fields else value
-    return found
+    return name, merged(base, over) | {CLASS: "GraphTrainer.Config"}
 
 
 def with_defaults(tree: Tree) -> Tree:
