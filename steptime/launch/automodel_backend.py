@@ -7,11 +7,10 @@ deepseek_v3/layers.py and qwen3_moe/layers.py (compile_attn), deepseek_v3, gpt_o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, get_args
 
-from steptime.job.edit import read_model
 from steptime.launch.figures import Figures
+from steptime.launch.named_models import model_field
 from steptime.software.timing_settings import GraphModule
 
 ATTENTION: dict[str, dict[str, str]] = {
@@ -68,12 +67,7 @@ def put_experts(found: Figures, config: dict[str, Any]) -> None:
 
 def kind_of_model(section: Any) -> tuple[bool, bool]:
     """Whether a model has latent attention, and whether it has experts."""
-    model = read_model(section)
-    attention, moe = (
-        model.get(key) if isinstance(model, Mapping) else getattr(model, key) for key in ("attention", "moe")
-    )
-    kind = attention.get("kind") if isinstance(attention, Mapping) else getattr(attention, "kind", None)
-    return kind == "mla", moe is not None
+    return model_field(section, "attention.kind") == "mla", model_field(section, "moe") is not None
 
 
 def rotation_of(*, latent: bool, experts: bool) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from steptime.base.document import scalar
+from steptime.job.edit import read_model
 from steptime.launch.keys import table_file
 from steptime.model.hf import fields_of
 from steptime.model.hf_family import UNMODELED
@@ -112,6 +114,14 @@ def preset_of(name: str) -> str | None:
     return next(
         (named for named in (known.get(words), known.get(plain), dashless.get(plain.replace("-", ""))) if named), None
     )
+
+
+def model_field(section: Any, path: str) -> Any:
+    """A field of a model section by its dotted path; None where neither the section nor its preset says it."""
+    found = read_model(section)
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
+    return found
 
 
 def of_overrides(model_type: str, overrides: str, entries: int | None) -> dict[str, Any]:

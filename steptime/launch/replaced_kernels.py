@@ -8,13 +8,12 @@ model with its loss is compiled; huggingface/accelerate src/accelerate/accelerat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from steptime.job.edit import read_model
 from steptime.launch.automodel_backend import put_backend
 from steptime.launch.figures import Figures
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.named_models import model_field
 
 LIGER = {"norm_impl": "fused", "rope_impl": "fused", "activation_impl": "fused"}
 """Kernels that Liger replaces (linkedin/Liger-Kernel@ead96b61 src/liger_kernel/transformers/monkey_patch.py)."""
@@ -61,9 +60,7 @@ def put_liger_loss(found: Figures, config: dict[str, Any]) -> None:
     """Put Liger's head and loss, one function that takes a part of the tokens at a time, where the model is known."""
     if not found.on("@liger"):
         return
-    model = read_model(config["model"]) if config["model"] else {}
-    said = model if isinstance(model, Mapping) else vars(model)
-    hidden, vocab = said.get("hidden_sz"), said.get("vocab_sz")
+    hidden, vocab = (model_field(config["model"] or {}, field) for field in ("hidden_sz", "vocab_sz"))
     if isinstance(hidden, int) and isinstance(vocab, int):
         config["performance"] |= {"loss_impl": "fused", "loss_chunks": liger_chunks(hidden, vocab)}
     else:

@@ -8,7 +8,7 @@ from launch_readings import HARDWARE
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
-from steptime.launch.torchtitan.nested_flavors import nested_sizes, registered
+from steptime.launch.torchtitan.own_flavors import nested_sizes, registered
 
 REGISTRY = """
 llama3_configs = {{

@@ -17,8 +17,14 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
-from steptime.launch.torchtitan.nested_flavors import flat_sizes, nested_sizes, registered
-from steptime.launch.torchtitan.own_arguments import own_qwen3, own_vocabulary, own_width
+from steptime.launch.torchtitan.own_flavors import (
+    flat_sizes,
+    nested_sizes,
+    own_qwen3,
+    own_vocabulary,
+    own_width,
+    registered,
+)
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
