@@ -15,9 +15,6 @@ DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp32": "fp32",
 """Words for the dtype of loaded weights."""
 OWN_SWITCHES = frozenset({"use_lora", "use_qlora", "do_lora", "train_lora", "enable_lora", "train_mode"})
 """Switches of custom programs, which have their own rank and targets by default."""
-WHOLE = frozenset({"full", "freeze_none"})
-"""Words of a method that trains every weight."""
-
 NAMES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in EVERY},
     **dict.fromkeys(("all", "all-linear", "all_linear", "true", "*_proj"), EVERY),
@@ -62,16 +59,6 @@ def lora_section(said: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[dic
     return {"rank": figures["rank"], "targets": targets, "dropout": figures["dropout"] or 0.0}, unknown
 
 
-def switch(found: Figures) -> str:
-    """The figure that switches adapters on: a method, else only a rank."""
-    return "@adapter" if "@adapter" in found.figures else "@adapter_rank"
-
-
-def adapted(found: Figures) -> bool:
-    """Whether the files train adapters, or weights in part another way."""
-    return found.on(switch(found)) and str(found.get(switch(found))).lower() not in WHOLE
-
-
 def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
     """Note what is the trainer's default; a custom program has its own, and a launcher none: they are asked for."""
     unsaid = [name for name in ("rank", "targets") if said[name] is None]
@@ -96,13 +83,13 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
     """
     keys, table = found.keys, found.keys.table.raw
     bits = str(found.get("@base_bits")).lower()
-    if found.on("@base_bits") and (bits not in {"4", "true"} or not adapted(found)):
+    if found.on("@base_bits") and (bits not in {"4", "true"} or not found.adapted()):
         keys.leave_out(found.figures["@base_bits"], "quantized frozen weights")
     if _QUANTIZED.search(name := str(found.get("@model"))) and not name.endswith("-bnb-4bit"):
         keys.leave_out(found.figures["@model"], "quantized frozen weights")
-    if not adapted(found):
+    if not found.adapted():
         return
-    by = switch(found)
+    by = found.switch()
     word = str(found.get(by)).lower()
     if by == "@adapter" and word not in {"lora", "qlora", "true"}:
         keys.leave_out(found.figures[by], PARTLY)

@@ -1,4 +1,4 @@
-"""Where a trainer's keys are besides the top of a file: a section of it, a subcommand, a file of defaults, a README."""
+"""Where a trainer's keys are besides the top of a file: a section, a subcommand, a file of defaults, a README, a launcher."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from steptime.base.document import parse_mapping
+from steptime.launch.devices import SET_DEVICES
 from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
-from steptime.launch.program_defaults import defaults_in
+from steptime.launch.program_values import defaults_in
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
+from steptime.launch.shell.training_command import SUBCOMMANDS
 
 BY_README = "{} read, with which the README or script of this recipe starts it; for another add --with FILE"
 """The note on a config of accelerate that a recipe does not name."""
@@ -163,3 +165,33 @@ def without_training(said: Mapping[str, Any]) -> str:
     if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
         return ""
     return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")
+
+
+def devices_of(script: Script, table: KeyTable, said: dict[str, Any], unclear: dict[str, str]) -> int | None:
+    """The devices; what is unclear about them goes into `unclear`, and a number on each node alone into `said`."""
+    alone = table.raw.get("launcher", {}).get("one_process")
+    others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
+    if script.launchers if alone else others:
+        unclear["devices"] = script.unclear[0] if script.unclear else f"number of devices unknown; {SET_DEVICES}"
+    if script.launchers[-1:] == ["deepspeed"] and script.devices is None and not script.unclear:
+        unclear["devices"] = f"number of devices unknown: those of its hostfile; {SET_DEVICES}"
+    if one := _one_process(script, table):
+        unclear["devices"] = one
+        return None
+    if script.devices is None and not script.unclear and "devices" not in unclear and script.devices_per_node:
+        said["nproc"] = script.devices_per_node
+    return script.devices
+
+
+def _one_process(script: Script, table: KeyTable) -> str:
+    """What is unclear about the devices of a job that one process runs although it sees several; "" where that is not so.
+
+    Hugging Face's Trainer splits its batch over them (torch.nn.DataParallel, transformers training_args.py, _n_gpu), ms-swift
+    the layers of the model (device_map; swift/cli/main.py, use_torchrun); other programs start processes themselves.
+    """
+    whole = table.raw.get("launcher", {}).get("one_process") or not script.alone or script.devices in (None, 1)
+    spread = script.program.endswith(".py") or table.raw.get("one_process")
+    if whole or not spread:
+        return ""
+    what = f"one process sees {script.devices} devices: DataParallel, or layers spread over them, is not modeled"
+    return f"{what}; for a process on each device add --set parallelism.dp={script.devices}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
@@ -246,6 +246,15 @@ def note_call(node: ast.Call, names: dict[str, Any], under: str) -> None:
     for found in given:
         if isinstance(found, dict):
             found.setdefault(under, []).append(" ".join(ast.unparse(node).split())[:60])
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any], whole: str = CLASS) -> dict[str, Any]:
+    """A config with fields set over it; a mapping with the key `whole`, an object, takes the place of one."""
+    found = dict(base)
+    for key, value in over.items():
+        fields = isinstance(value, Mapping) and whole not in value and isinstance(found.get(key), Mapping)
+        found[key] = merged(found[key], value, whole) if fields else value
+    return found
 
 
 def split_path(path: str) -> tuple[str, str]:

@@ -17,7 +17,6 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
-from steptime.launch.replaced_kernels import DEEPCOMPILE, of_ds_config
 from steptime.launch.zero_offload import offload_of
 from steptime.model.model import Model
 
@@ -25,6 +24,13 @@ _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "
 _TOLD = {_BATCH: "data.gbs", _MICRO: "data.microbatch_sz", "zero_optimization.stage": "parallelism.zero_level"}
 """Key -> the setting that the user gives instead."""
 _BUCKET = "zero_optimization.reduce_bucket_size"
+DEEPCOMPILE = "compile.deepcompile"
+TRACED_MASK = {"attention_kernel": "efficient", "repeat_kv": True}
+"""Attention of transformers where Dynamo traces scaled_dot_product_attention, padded or not.
+
+The causal mask becomes a tensor (huggingface/transformers@00c4411c src/transformers/masking_utils.py, _ignore_causal_mask_sdpa),
+with which FlashAttention is no choice, and keys and values are repeated for each query head (integrations/sdpa_attention.py,
+use_gqa_in_sdpa). The memory-efficient kernel then computes all scores of the square."""
 
 
 def read_deepspeed(
@@ -266,3 +272,10 @@ def batch_of(keys: JobKeys, dp: int | None) -> tuple[int, int, int]:
         parts = f"{_MICRO} * data-parallel ranks = {micro or 1} * {dp}"
         raise keys.error(_BATCH, f"must be a multiple of {parts} (got {show(gbs)})")
     return gbs, micro, dp
+
+
+def of_ds_config(keys: JobKeys, level: int) -> dict[str, Any]:
+    """What a ds_config alone compiles: DeepCompile, or all of the model by compile.enabled of DeepSpeed 0.14."""
+    if keys.on(DEEPCOMPILE) and level == 3:
+        return {"compile": "all", "overlap": {"dp": False}} | TRACED_MASK
+    return {"compile": "all"} | TRACED_MASK if keys.on(DEEPCOMPILE) or keys.on("compile.enabled") else {}

@@ -14,9 +14,9 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.reading import OTHER_MODEL
 from steptime.model.presets import load_model
 
+WHOLE = frozenset({"full", "freeze_none"})
+"""Words of a method that trains every weight."""
 _OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
-
-
 _SPARSE = frozenset({"local", "sparse_fixed", "sparse_variable", "bslongformer", "bigbird"})
 _ATTENTION = frozenset({"global", "flash"}) | _SPARSE
 """Words of GPT-NeoX's attention_config for sparse attention, and for attention at all; its others, and those of forks, are
@@ -156,6 +156,38 @@ class Figures:
         elif "4bit" in said:
             self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
         return None
+
+    def switch(self) -> str:
+        """The figure that switches adapters on: a method, else only a rank."""
+        return "@adapter" if "@adapter" in self.figures else "@adapter_rank"
+
+    def adapted(self) -> bool:
+        """Whether the files train adapters, or weights in part another way."""
+        return self.on(self.switch()) and str(self.get(self.switch())).lower() not in WHOLE
+
+    def weights_of(self) -> str:
+        """The dtype of loaded weights: the key's, else the model's own where neither bf16 nor fp16 is on; "" if not said.
+
+        The table's `own_dtype` is of a trainer that does so, `frozen_own_dtype` of one that does so for frozen weights alone.
+        """
+        weights = str(self.get("@weights") or "").lower().removeprefix("auto")
+        if weights or self.on("@bf16") or self.on("@fp16") or self.get("@bf16") == "auto":
+            return weights
+        raw = self.keys.table.raw
+        if own := raw.get("own_dtype") or (raw.get("frozen_own_dtype") if self.adapted() else None):
+            self.keys.notes.append(f"dtype not set, {own} assumed: the model's own")
+        return str(own or "")
+
+    def halves(self, word: str) -> tuple[bool, bool]:
+        """Whether bf16 and fp16 are on, by their switches or by the word of a key of precision or dtype."""
+        fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "") or word[:3] == "16-"
+        # Axolotl's "auto" is bf16 wherever the device has it, but for fp16 (utils/config, normalize_config)
+        auto = self.get("@bf16") == "auto" and not self.on("@fp16")
+        bf16 = self.on("@bf16") or auto or "bf16" in word or "bfloat16" in word
+        if "fp8" in str(self.get("@half")).lower():  # accelerate's own fp8, over bf16; llm-foundry's amp_fp8
+            self.keys.leave_out(self.figures["@half"], "projections in fp8: those in bf16 are counted")
+            bf16 = True
+        return bf16, fp16
 
     def put_performance(self, config: dict[str, Any]) -> None:
         """Put the attention kernel, and recomputation given as a share of the layers, as a word or by groups of layers."""

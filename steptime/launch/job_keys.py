@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from typing import Any
 
 from steptime.base.config import ConfigError, show
-from steptime.job.edit import put
-from steptime.launch.figure_names import plan_key
-from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
+from steptime.launch.keys import (
+    GivenKey,
+    KeyRule,
+    KeyTable,
+    named_defaults,
+    near_key,
+    plan_key,
+    rule_of,
+    speaks_of_cost,
+)
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.reading import LaunchFlag, Reading, Sets, Status, is_other_model, refusals, still_open
+from steptime.launch.reading import LaunchFlag, Reading, Sets, Status, is_other_model, open_with, refusals
 
 MOST = 10**12
 """Largest whole number that is accepted: larger than any size, count or buffer."""
@@ -226,22 +232,15 @@ class JobKeys:
             return "irrelevant", f"only with {self.name(rule.only_with)}"
         return rule.status, rule.note
 
-    def _open(self, reading: Reading) -> list[str]:
-        """A setting that neither the file nor the user gives; ignored until the user's settings are known."""
-        over = deepcopy(reading.config)
-        for path, value in (self.sets or {}).items():
-            put(over, path, value)
-        return still_open(reading, over) if self.sets is not None else []
-
     def _unknown(self, key: str, value: Any) -> tuple[Status, str]:
         """A key that the table does not have: judged by its name and value."""
         framework = self.table.framework
         if value in (*_NOTHING, False) or str(value).lower() in _OFF_WORDS:
             return "irrelevant", f"off; not an option of {framework}"
-        if near := near_key(key, self.table):
-            return "unmodeled", f"not an option of {framework}; did you mean {self.spell(near)}?"
-        if speaks_of_cost(key):
-            return "unmodeled", f"not an option of {framework}; its name suggests a cost"
+        near = near_key(key, self.table)
+        why = f"did you mean {self.spell(near)}?" if near else "its name suggests a cost"
+        if near or speaks_of_cost(key):
+            return "unmodeled", f"not an option of {framework}; {why}"
         return "irrelevant", f"{UNKNOWN} of {framework}; its name suggests no cost"
 
     def _matters(self, rule: KeyRule) -> bool:
@@ -268,7 +267,7 @@ class JobKeys:
             refused = refusals(self.source, flags)
             if any(map(is_other_model, flags)):
                 raise ConfigError(refused)
-            raise ConfigError(dict.fromkeys([*self.problems, *refused, *self._open(reading)]))
+            raise ConfigError(dict.fromkeys([*self.problems, *refused, *open_with(reading, self.sets)]))
         return reading
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from steptime.base.document import parse_mapping, read_source, scalar
-from steptime.launch.keys import FOLDER
+from steptime.base.document import scalar
+from steptime.job.edit import read_model
+from steptime.launch.keys import table_file
 from steptime.model.hf import fields_of
 from steptime.model.hf_family import UNMODELED
 from steptime.model.presets import aliases, model_names
@@ -16,7 +18,7 @@ from steptime.model.presets import aliases, model_names
 @cache
 def _spellings() -> dict[re.Pattern[str], str]:
     """How repositories spell names -> how the presets do."""
-    told = parse_mapping(*read_source(FOLDER / "named_models.yaml"))["spellings"]
+    told = table_file("named_models")["spellings"]
     return {re.compile(pattern): str(meant) for pattern, meant in told.items()}
 
 
@@ -112,6 +114,14 @@ def preset_of(name: str) -> str | None:
     return next(
         (named for named in (known.get(words), known.get(plain), dashless.get(plain.replace("-", ""))) if named), None
     )
+
+
+def model_field(section: Any, path: str) -> Any:
+    """A field of a model section by its dotted path; None where neither the section nor its preset says it."""
+    found = read_model(section)
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
+    return found
 
 
 def of_overrides(model_type: str, overrides: str, entries: int | None) -> dict[str, Any]:

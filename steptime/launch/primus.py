@@ -1,18 +1,121 @@
-"""Primus: the arguments of Megatron-LM, or the config of torchtitan, in YAML."""
+"""Primus: the arguments of Megatron-LM in YAML, or torchtitan's config, with the defaults and the model's file of Primus.
+
+Source: AMD-AGI/Primus@fd1eeabb primus/configs/modules/torchtitan/pre_trainer.yaml (the defaults),
+primus/configs/models/torchtitan/ (a model's name, flavor and converters),
+primus/backends/torchtitan/models/deepseek_v3/__init__.py (the classic attention).
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from steptime.base.config import ConfigError, show
+from steptime.base.config import ConfigError, near, show
 from steptime.base.document import parse_mapping
+from steptime.launch.devices import told
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.primus_torchtitan import read_over_torchtitan
 from steptime.launch.reading import Env, Reading, Sets
+from steptime.launch.torchtitan.flavors import models
+from steptime.launch.torchtitan.job_config import read_torchtitan
+
+_FLOAT8 = "-fp8"
+"""The end of a model's file that adds torchao's float8 to the one without it."""
+_NAMED = ("name", "flavor")
+"""Keys of the section `model` that say which model of torchtitan it is; the job's own win over its model's file."""
+
+
+def read_over_torchtitan(
+    path: str, overrides: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles | None
+) -> Reading:
+    """The job of `overrides`, which hold sections of torchtitan's config, with the model's file `name`.
+
+    Raises:
+        ConfigError: as `read_torchtitan`, or an unknown model.
+    """
+    table = load_table("primus").raw
+    tree: dict[str, Any] = {key: dict(section) for key, section in overrides.items() if isinstance(section, dict)}
+    older = "batch_size" in tree.get("training", {})
+    for key, value in table["older_torchtitan" if older else "torchtitan"].items():
+        section, _, word = key.partition(".")
+        tree[section] = {word: value} | tree.get(section, {})
+    own = {key: value for key, value in tree.get("model", {}).items() if value is not None}
+    file = _titan_model(path, name, table, own, sets, nearby)
+    said = file | own
+    model = _classic(said, tree["primus_turbo"], table)
+    if model is None and all(said.get(key) == file.get(key) for key in _NAMED):
+        model = preset_of(name.removesuffix(_FLOAT8))
+    shown = own | {key: said[key] for key in (*_NAMED, "converters") if said.get(key)}
+    if model is not None or "name" not in said:
+        shown = {key: value for key, value in shown.items() if key not in _NAMED}
+    tree["model"] = shown | {"converters": _of_torchtitan(said.get("converters") or [])}
+    return read_torchtitan(path, _toml(tree), env, ({} if model is None else {"model": model}) | dict(sets or {}))
+
+
+def _titan_model(
+    path: str, name: str, table: Mapping[str, Any], own: Mapping[str, Any], sets: Sets, nearby: NearbyFiles | None
+) -> dict[str, Any]:
+    """The section `model` of the model's file; `own` is that of the job.
+
+    Raises:
+        ConfigError: the file is not in the repository of the job or names no model, its own name is not a known one, and the
+            job names no model.
+    """
+    text = nearby.text(f"primus/configs/models/torchtitan/{name}.yaml") if nearby else None
+    bare = name.removesuffix(_FLOAT8)
+    known: dict[str, list[str]] = table["torchtitan_models"]
+    if text is not None:
+        found = parse_mapping(text, f"{name}.yaml").get("model")
+        if isinstance(found, dict) and found.get("name"):
+            return found
+    if bare in known:
+        family, flavor = known[bare]
+        return {"name": family, "flavor": flavor, "converters": ["quantize.linear.float8"] if bare != name else []}
+    if preset_of(bare) or told(sets, "model") is not None or all(own.get(key) for key in _NAMED):
+        return {}
+    raise ConfigError(
+        f"{path}: modules.pre_trainer.model: not among the models of Primus (got {show(name)})"
+        f"{near(bare, known)}; or add --set model=NAME"
+    )
+
+
+def _of_torchtitan(converters: Any) -> Any:
+    """Converters without the one that stands for Primus-Turbo; what is no list of names is left to torchtitan's reader.
+
+    >>> _of_torchtitan(["primus_turbo", "quantize.linear.float8"]), _of_torchtitan("primus_turbo"), _of_torchtitan(5)
+    (['quantize.linear.float8'], [], 5)
+    """
+    words = [converters] if isinstance(converters, str) else converters
+    return [word for word in words if word != "primus_turbo"] if isinstance(words, list) else words
+
+
+def _classic(said: Mapping[str, Any], turbo: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
+    """The model section of a plan of DeepSeek with Primus's classic attention; else None."""
+    classic = table["classic_attention"].get(str(said.get("flavor")))
+    switched = turbo.get("enable_primus_turbo") and turbo.get("use_classic_attention")
+    if classic and switched and said.get("name") == "deepseek_v3":
+        return dict(models()["deepseek_v3"][said["flavor"]]) | classic | {"attention": {"kind": "gqa"}}
+    return None
+
+
+def _toml(tree: Mapping[str, Any]) -> str:
+    """A tree as TOML, whose scalars and lists are JSON's; what has no value is left out."""
+    return "".join(_lines(tree, ""))
+
+
+def _lines(tree: Mapping[str, Any], above: str) -> list[str]:
+    found = []
+    for key, value in tree.items():
+        dotted = above + json.dumps(str(key))
+        if isinstance(value, dict):
+            found += _lines(value, f"{dotted}.")
+        elif value is not None:
+            found.append(f"{dotted} = {json.dumps(value)}\n")
+    return found
 
 
 def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles | None = None) -> Reading:

@@ -1,4 +1,4 @@
-"""Values that a training program takes from its arguments or its config, and small expressions over them."""
+"""Values that a training program takes from its arguments or its config, small expressions over them, and literal defaults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.launch.config_values import syntax_of
+from steptime.launch.config_values import literal, operated, options_in, syntax_of
 from steptime.launch.program_setup import last_name
 
 
@@ -20,10 +20,6 @@ class Expression(NamedTuple):
     """A test, a choice or a look-up with a default, over arguments: `not args.bf16`, `cfg.get("fp16", False)`."""
 
     code: str
-
-
-class _UnknownError(Exception):
-    """A part of an expression has no value without a run."""
 
 
 def value_of(node: ast.expr) -> Any:
@@ -40,10 +36,8 @@ def value_of(node: ast.expr) -> Any:
         return False
     if isinstance(node, ast.Call) and last_name(node.func) in {"is_bf16_supported", "is_bfloat16_supported"}:
         return True  # of every machine here
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return Expression(ast.unparse(node)) if _is_read(node) else None
+    found = literal(node)
+    return Expression(ast.unparse(node)) if found is None and _is_read(node) else found
 
 
 def _is_read(node: ast.expr) -> bool:
@@ -80,7 +74,7 @@ def solved(value: Any, given: Mapping[str, Any]) -> Any:
         if isinstance(value, Expression):
             (statement,) = syntax_of(value.code).body
             return _result(statement.value, given) if isinstance(statement, ast.Expr) else None
-    except (_UnknownError, TypeError, RecursionError):
+    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
         return None
     return value
 
@@ -89,7 +83,7 @@ def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
     """The value of a node.
 
     Raises:
-        _UnknownError: it has none without a run.
+        KeyError: it has none without a run.
     """
     if isinstance(node, ast.BoolOp):
         wanted = isinstance(node.op, ast.Or)
@@ -97,32 +91,54 @@ def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
             if bool(found := _result(part, given)) is wanted:
                 return found
         return _result(node.values[-1], given)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _result(node.left, given) + _result(node.right, given)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return not _result(node.operand, given)
     if isinstance(node, ast.IfExp):
         return _result(node.body if _result(node.test, given) else node.orelse, given)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return _compared(node.ops[0], _result(node.left, given), _result(node.comparators[0], given))
+    if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare):
+        return operated(
+            node, [_result(part, given) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        )
     if isinstance(node, ast.Call) and last_name(node.func) == "get" and node.args:
         name = _result(node.args[0], {})
         return given[name] if name in given else _result(node.args[1], given) if len(node.args) > 1 else None
     value = value_of(node)
-    if isinstance(value, Expression) or (value is None and not isinstance(node, ast.Constant)):
-        raise _UnknownError
     if isinstance(value, Argument):
-        if value.name not in given:
-            raise _UnknownError
         return given[value.name]
+    if isinstance(value, Expression) or (value is None and not isinstance(node, ast.Constant)):
+        raise KeyError
     return value
 
 
-def _compared(sign: ast.cmpop, left: Any, right: Any) -> bool:
-    if isinstance(sign, ast.Eq | ast.Is):
-        return bool(left == right)
-    if isinstance(sign, ast.NotEq | ast.IsNot):
-        return bool(left != right)
-    if isinstance(sign, ast.In | ast.NotIn):
-        return (left in right) is isinstance(sign, ast.In)
-    raise _UnknownError
+_SWITCHES = {"store_true": False, "store_false": True}
+"""Action of argparse -> its default."""
+
+
+def defaults_in(code: str) -> dict[str, Any]:
+    """Argument -> default, of `add_argument("--name", default=N)`, of switches and of the fields of dataclasses; only literals.
+
+    A name with two defaults in one program counts as unknown. A TRL SFTConfig brings its own max_length.
+
+    >>> defaults_in('p.add_argument("--max-seq-len", type=int, default=512)')
+    {'max_seq_len': 512}
+    """
+    found: dict[str, list[Any]] = {}
+    module = syntax_of(code)
+    for node in ast.walk(module):
+        for item in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                _add(found, item.target.id, _default(item.value))
+    for name, said in options_in(module):
+        usual = _SWITCHES.get(str(literal(said.get("action"))))
+        _add(found, name, literal(said["default"]) if "default" in said else usual)
+    return {name: values[0] for name, values in found.items() if len(set(map(str, values))) == 1}
+
+
+def _add(found: dict[str, list[Any]], name: str, value: Any) -> None:
+    if isinstance(value, str | int | float):
+        found.setdefault(name, []).append(value)
+
+
+def _default(value: ast.expr | None) -> Any:
+    """A field's default: itself, or that of `field(default=...)`."""
+    if isinstance(value, ast.Call):
+        return next((literal(keyword.value) for keyword in value.keywords if keyword.arg == "default"), None)
+    return literal(value)

@@ -39,7 +39,7 @@ TABLES = (
     "llamafactory", "axolotl", "swift", "litgpt", "nanotron", "gpt-neox", "maxtext", "llm-foundry", "olmo", "primus",
     "torchtune", "automodel", "levanter", "openrlhf", "verl", "transformers",
 )  # fmt: skip
-"""Kinds that are translated by a table of keys only."""
+"""Kinds that are translated by a table of keys only; Primus by those of Megatron-LM or torchtitan."""
 MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"(?<!-)-{8,} arguments -{8,}|" + PRINTED.pattern)
@@ -117,7 +117,7 @@ def read_as(
             kind = kind_of(path, text, nearby)
         if kind == "deepspeed" and nearby is not None and _names_its_config(text, nearby):
             kind = "deepspeed-script"
-        if kind in {*TABLES, "deepspeed-script"}:
+        if kind in {*TABLES, "deepspeed-script"} - {"primus"}:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, nearby)
             return table
         if kind in {"megatron", "nemo"} and nearby is not None and _only_sizes(text):
@@ -126,7 +126,7 @@ def read_as(
                 return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
             if "--config-name" in (started := nearby.text("run_and_time.sh") or ""):
                 return read_as("nemo", path, f"{text}\n{_SUBMITTED}\n{started}", env, sets, nearby)
-        module, function = KINDS[kind]
+        module, function = KINDS.get(kind, ("steptime.launch.primus", "read_primus"))
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, nearby)
     except ConfigError as error:
         if other := another(kind, text):

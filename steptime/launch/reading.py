@@ -121,6 +121,14 @@ def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
     return [f"{reading.source}: {why}" for why in missing]
 
 
+def open_with(reading: Reading, sets: Sets) -> list[str]:
+    """The same with the user's settings; nothing until they are known."""
+    config = deepcopy(reading.config)
+    for path, value in (sets or {}).items():
+        put(config, path, value)
+    return still_open(reading, config) if sets is not None else []
+
+
 def to_job(reading: Reading, sets: Sets = None, *, allow_unmodeled: bool = False) -> Job:
     """The job of a launch file; `sets` are dotted keys and values that override its config.
 

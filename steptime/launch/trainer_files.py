@@ -14,6 +14,7 @@ from steptime.base.document import parse_mapping
 from steptime.launch.config_sections import (
     BY_README,
     costly,
+    devices_of,
     may_launch,
     of_accelerate,
     of_defaults,
@@ -29,9 +30,8 @@ from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
 from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
-from steptime.launch.program_defaults import defaults_in
 from steptime.launch.program_setup import of_preferences, other_training
-from steptime.launch.script_devices import devices_of
+from steptime.launch.program_values import defaults_in
 from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import Script, read_script, variables_of
 from steptime.launch.trl_defaults import of_trl

@@ -1,12 +1,7 @@
 """Trainers whose files are translated by a table of keys only: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
-A table's `used` says which key of a plan each becomes; names that begin with @ are figures from which the plan is derived:
-@model, @model_type and @overrides (of its type), @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage, @layers_per_chunk,
-@chunks_rounded, @steps (of gradient accumulation), @batch (all sequences of a step), @device_batch, @tokens_batch, @nodes,
-@devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in
-words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash, @replayed, @distributed (a
-word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*, @sync_each_batch, @adapter and
-@adapter_*, @base_bits (frozen), @optimizer, @liger, @compile, @compile_*, @dynamo, @backend_*, @wrapped_checkpointing.
+A table's `used` says which key of a plan each becomes; names that begin with @ are figures from which the plan is derived, listed
+in `keys.plan_key`.
 """
 
 from __future__ import annotations
@@ -19,25 +14,22 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.adapters import adapted, put_adapters
+from steptime.launch.adapters import put_adapters
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.figures import Figures, size_of
-from steptime.launch.fsdp_options import put_fsdp
-from steptime.launch.half_precision import halves, weights_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
 from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles, is_readable
 from steptime.launch.olmo_core import program_of
-from steptime.launch.primus import read_primus
 from steptime.launch.program_calls import left_to_code, passed_in
 from steptime.launch.program_setup import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
-from steptime.launch.replaced_kernels import put_kernels, put_model_kernels
 from steptime.launch.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
+from steptime.launch.trainer_kernels import put_kernels, put_model_kernels
+from steptime.launch.trainer_sharding import put_fsdp, put_pipeline_engine, put_zero
 from steptime.launch.trl_defaults import of_unknown_trl
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
-from steptime.launch.zero_stage import put_pipeline_engine, put_zero
 
 
 def read_trainer(
@@ -51,8 +43,6 @@ def read_trainer(
     Raises:
         ConfigError: one line per problem: no such file, keys that change cost and are not modeled, contradictory sizes.
     """
-    if kind == "primus":
-        return read_primus(path, text, env, sets, nearby)
     program = program_of(path, text, dict(env or {}), sets, nearby) if kind == "olmo" else None
     table = load_table("olmo_core" if program else kind.replace("-", "_"))
     found = program or said_in(path, text, table, dict(env or {}), nearby)
@@ -173,9 +163,9 @@ class _Plan(Figures):
         return self.on("@fsdp") and "fsdp" in raw["software"] and not (devices == 1 and raw.get("pure"))
 
     def _precision(self) -> dict[str, Any]:
-        weights = weights_of(self)
+        weights = self.weights_of()
         word = f"{self.get('@half') or ''} {weights}".lower()
-        bf16, fp16 = halves(self, word)
+        bf16, fp16 = self.halves(word)
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: counted as bf16")
         if self.pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same
@@ -191,7 +181,7 @@ class _Plan(Figures):
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"} | self.masters()
         kept = self.on("@deepspeed") or self._sharded()
         said = self.keys.table.raw.get("autocast") if weights in {"", "float32"} and not kept else None
-        if said and not adapted(self) and (bf16 or fp16):
+        if said and not self.adapted() and (bf16 or fp16):
             by = next(figure for figure in ("@bf16", "@fp16", "@half") if self.on(figure) or self.get(figure) == "auto")
             self.keys.approximate(self.figures[by], said)
             return half | dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")

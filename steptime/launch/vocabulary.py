@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
-from steptime.launch.keys import FOLDER
+from steptime.launch.keys import table_file
 from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.model.presets import model_names
@@ -37,8 +36,8 @@ def reads_pieces(kind: str) -> bool:
 
 @cache
 def _known() -> list[tuple[re.Pattern[str], int, str]]:
-    table = parse_mapping(*read_source(FOLDER / "vocabularies.yaml"))
-    return [(re.compile(item["pattern"]), int(item["entries"]), item["of"]) for item in table["vocabularies"]]
+    known = table_file("vocabularies")["vocabularies"]
+    return [(re.compile(item["pattern"]), int(item["entries"]), item["of"]) for item in known]
 
 
 _LLAMA_2_ENTRIES = re.compile(r"(?<!code)(?<!code_)llama(?!_?[34])|mixtral_?8x7b|mistral_?7b(?!_v0_?3)")

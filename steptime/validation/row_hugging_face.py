@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.launch.replaced_kernels import TRACED_MASK, liger_chunks
+from steptime.launch.deepspeed import TRACED_MASK
+from steptime.launch.trainer_kernels import liger_chunks
 from steptime.validation.measurements import MeasuredRow
 
 NLL_ROWS = 256

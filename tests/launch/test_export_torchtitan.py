@@ -14,7 +14,7 @@ from steptime.commands.cli import main
 from steptime.job.edit import read_model
 from steptime.launch.torchtitan.flavors import known_models, models
 from steptime.launch.write.export import notes, plain, read_back, refused, write
-from steptime.launch.write.torchtitan_model import flavor
+from steptime.launch.write.torchtitan_toml import flavor
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.launch.figure_names import plan_key
-from steptime.launch.keys import load_table
+from steptime.launch.keys import load_table, plan_key
 from steptime.launch.read import read
 
 TABLES = [

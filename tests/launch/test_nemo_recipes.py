@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_files_of_forks import asked, written
 
-from steptime.launch.nemo.nemo_run import class_preset, classes
+from steptime.launch.nemo.models import class_preset, classes
 
 PROGRAM = """\
     import nemo_run as run

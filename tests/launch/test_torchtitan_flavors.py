@@ -8,7 +8,7 @@ from launch_readings import HARDWARE
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
-from steptime.launch.torchtitan.nested_flavors import nested_sizes
+from steptime.launch.torchtitan.own_flavors import nested_sizes, registered
 
 REGISTRY = """
 llama3_configs = {{
@@ -77,7 +77,7 @@ def test_a_known_flavor_that_a_fork_has_changed_is_the_forks(tmp_path):
 @pytest.mark.parametrize("more", ["qk_norm=True, ", "n_heads=other(), "])
 def test_an_unknown_argument_leaves_the_flavor_unknown(tmp_path, more):
     changed = REGISTRY.replace("GQAttention.Config(n_heads=32, ", f"GQAttention.Config({more}")
-    assert nested_sizes(changed.format(name="9B", dim=4096), "9B") is None
+    assert nested_sizes(registered(changed.format(name="9B", dim=4096), "9B")) is None
     with pytest.raises(ConfigError, match=r"unknown flavor of llama3 \(got '9B'\)"):
         model_of(tmp_path, changed.format(name="9B", dim=4096), "9B")
 

@@ -11,7 +11,7 @@ from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import to_job
-from steptime.launch.torchtitan.captures import KEY
+from steptime.launch.torchtitan.graph_trainer import NO_CAPTURES
 from steptime.launch.torchtitan.job_config import read_torchtitan
 from steptime.launch.write.export import write
 
@@ -212,7 +212,7 @@ def test_cuda_graphs_of_the_trainer(disable, backend, ep, pp, captured):
     assert found.config["performance"].get("cuda_graphs", False) == captured
     assert found.config["parallelism"]["fsdp"].get("gradients_stay", False) == captured
     refused = disable == ON and not captured
-    assert [flag.name for flag in found.of("approximated") if "cuda" in flag.name] == [KEY] * refused
+    assert [flag.name for flag in found.of("approximated") if "cuda" in flag.name] == [NO_CAPTURES] * refused
 
 
 def test_cuda_graphs_are_on_where_the_checkout_has_them(tmp_path):

@@ -10,7 +10,8 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
-from steptime.launch.adapters import WHOLE, lora_section
+from steptime.launch.adapters import lora_section
+from steptime.launch.figures import WHOLE
 from steptime.launch.job_keys import JobKeys
 from steptime.model.model import Model
 

@@ -21,17 +21,12 @@ from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
-from steptime.launch.nemo.bridge_models import ask_for_sizes, is_provided, model_of, model_of_name
-from steptime.launch.nemo.bridge_overrides import put_overrides
-from steptime.launch.nemo.bridge_programs import as_bridge_program
-from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
-from steptime.launch.nemo.nemo_recipes import BASE, base_function, of_first_releases, over_recipe
-from steptime.launch.nemo.nemo_run import read_two
-from steptime.launch.nemo.over_preset import changed
-from steptime.launch.nemo.own_classes import with_own_class
+from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
+from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
+from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary, read_train_call
+from steptime.launch.nemo.nemo_run import BASE, base_function, of_first_releases, over_recipe, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
-from steptime.launch.nemo.train_calls import read_train_call
 from steptime.launch.reading import LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import Word, blanks, flags_of
 

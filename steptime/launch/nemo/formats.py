@@ -21,8 +21,7 @@ from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.bridge_recipe import read_override, read_program, read_recipe
 from steptime.launch.nemo.bridge_started import STARTERS, read_started
 from steptime.launch.nemo.hydra import read_one
-from steptime.launch.nemo.nemo_recipes import of_command_line
-from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.nemo_run import of_command_line, read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import Word, flags_of

@@ -1,22 +1,24 @@
-"""NeMo 2.0: a recipe as nemo-run writes it, translated to Megatron-Core's names."""
+"""NeMo 2.0: recipes as nemo-run writes them, or by name with what is set over them, translated to Megatron-Core's names."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
-from functools import cache
+from copy import deepcopy
 from typing import Any
 
 from steptime.base.config import ConfigError, near, show
-from steptime.base.document import parse_mapping, read_source
+from steptime.base.document import scalar
+from steptime.job.edit import put
+from steptime.launch.config_values import merged, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import FOLDER, flatten, load_table
+from steptime.launch.keys import flatten, load_table, table_file
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.named_models import preset_of
-from steptime.launch.nemo.over_preset import changed
-from steptime.launch.nemo.targets import NemoConfig, class_of, methods_of, simplify
+from steptime.launch.nemo.models import changed, class_preset, classes
+from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Reading
 
 _BUCKET = 128 * 1024 * 1024
@@ -90,43 +92,81 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
     return said | methods_of(tree) | flatten({"trainer": {"strategy": simplify(strategy)}})
 
 
-@cache
-def classes() -> dict[str, dict[str, Any]]:
-    """The settings that each class of a model's config makes."""
-    return _of_families("classes")
-
-
-@cache
-def bases() -> dict[str, dict[str, Any]]:
-    """The settings that each class without sizes makes."""
-    return _of_families("bases")
-
-
-def _of_families(part: str) -> dict[str, dict[str, Any]]:
-    raw = parse_mapping(*read_source(FOLDER / "nemo2_models.yaml"))
-    found = {}
-    for name, fields in raw[part].items():
-        own = {key: value for key, value in fields.items() if key != "family"}
-        found[name] = raw["families"][fields["family"]] | own
-    return found
-
-
-def class_preset(name: str) -> str | None:
-    """The preset that a class of a model's config is named after: Qwen25Config7B, MixtralConfig8x7B, Qwen2Config1P5B."""
-    family, _, size = name.lower().replace("_", "-").partition("config")
-    family = re.sub(r"(?<=\D\d)(?=\d$)", ".", family).removesuffix("moe")
-    family = family.removesuffix("2407")
-    size = {"500m": "0.5b", "600m": "0.6b"}.get(size, size.replace("p", "."))
-    return preset_of(f"{family}-{size}".strip("-"))
-
-
 def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
     if name in classes():
         return classes()[name]
     if {"model.config.num_layers", "model.config.hidden_size"} <= said.keys():
-        if name in bases():
-            return bases()[name]
+        if name in classes("bases"):
+            return classes("bases")[name]
         if {"model.config.normalization", "model.config.gated_linear_unit"} <= said.keys():
             return {}  # a class of its own that says what its family is
     what = f"unknown class (got {show(name)})" if name else "has no class name"
     raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")
+
+
+BASE = re.compile(r"(?:^|\.)(\w+)\.pretrain_recipe$")
+"""A call of a recipe, as programs write it: llm.llama3_8b.pretrain_recipe."""
+_TUNED = "performance_mode"
+
+
+def of_first_releases(text: str) -> str:
+    r"""A recipe with run.Config and run.Partial for those of the first releases' own llm/utils.py; not for a class of the file.
+
+    >>> of_first_releases("class Config:\n    x = Partial(f)")
+    'class Config:\n    x = run.Partial(f)'
+    """
+    named = [name for name in ("Config", "Partial") if not re.search(rf"(?m)^\s*class {name}\b", text)]
+    return re.sub(rf"(?<![\w.])({'|'.join(named)})(?=[\[(:])", r"run.\1", text) if named else text
+
+
+def base_function(text: str) -> str:
+    """The one function of a program that returns what a recipe makes; "" where there is none, or several."""
+    functions = [node for node in syntax_of(text).body if isinstance(node, ast.FunctionDef)]
+    found = [
+        function.name
+        for function in functions
+        if ".pretrain_recipe" in ast.unparse(function) and isinstance(function.body[-1], ast.Return)
+    ]
+    return found[0] if len(found) == 1 else ""
+
+
+def over_recipe(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's config with its arguments (num_nodes, num_gpus_per_node) and the sections set over it.
+
+    Raises:
+        ConfigError: the recipe is not known, or has settings for performance that are not.
+    """
+    table = table_file("nemo2_recipes")
+    if name not in table["recipes"]:
+        known = near(name, table["recipes"])
+        raise ConfigError(f"{path}: recipe {name} is not known{known}; give the log that prints the job's config")
+    if said.get(_TUNED) not in (None, False):
+        raise ConfigError(f"{path}: {_TUNED} of recipe {name} is not known; give the log that prints the job's config")
+    tree: dict[str, Any] = deepcopy(table["all"])
+    for key, value in table["recipes"][name].items():
+        put(tree, table["names"][key], value)
+    for argument, key in (("num_nodes", "trainer.num_nodes"), ("num_gpus_per_node", "trainer.devices")):
+        if said.get(argument) is not None:
+            put(tree, key, said[argument])
+    sections = {key: item for key, item in said.items() if key in {"trainer", "model", "data", "optim"}}
+    return merged(tree, {key: item for key, item in sections.items() if isinstance(item, dict)}, CLASS)
+
+
+def of_command_line(path: str, flags: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The config of `nemo llm pretrain --factory "NAME(num_nodes=2)" trainer.devices=8 ...`.
+
+    Raises:
+        ConfigError: it names no recipe that is known.
+    """
+    factory = str(next((value for key, value in flags if key == "factory"), ""))
+    called = re.fullmatch(r"(\w+)(?:\((.*)\))?", factory, re.DOTALL)
+    if called is None:
+        raise ConfigError(
+            f"{path}: nemo llm pretrain without --factory NAME; give the log that prints the job's config"
+        )
+    arguments = re.findall(r"(\w+)\s*=\s*([^,]+)", called[2] or "")
+    said: dict[str, Any] = {key: scalar(value.strip("'\" ")) for key, value in arguments}
+    for key, value in flags:
+        if "." in key:
+            put(said, key, value)
+    return over_recipe(path, called[1], said)

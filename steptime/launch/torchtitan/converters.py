@@ -14,7 +14,7 @@ from typing import Any
 from steptime.launch.config_functions import Tree
 from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.torchtitan.grouped_experts import CLASSES, TOML_NAMES
+from steptime.launch.torchtitan.expert_settings import CLASSES, TOML_NAMES
 
 _FLOAT8, _MX, _FP4 = "quantize.linear.float8", "quantize.linear.mx", "quantize.linear.nvfp4"
 CONVERTERS = {

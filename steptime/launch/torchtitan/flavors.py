@@ -10,14 +10,21 @@ from steptime.base.config import ConfigError, build, near, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
+from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
-from steptime.launch.torchtitan.nested_flavors import nested_sizes
-from steptime.launch.torchtitan.own_arguments import own_qwen3, own_vocabulary, own_width, without_comments
+from steptime.launch.torchtitan.own_flavors import (
+    flat_sizes,
+    nested_sizes,
+    own_qwen3,
+    own_vocabulary,
+    own_width,
+    registered,
+)
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -94,12 +101,11 @@ _SIZES = {"vocab_size": "vocab_sz", "dim": "hidden_sz", "n_layers": "n_layers", 
 
 def _registry_sizes(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]) -> dict[str, Any]:
     """Sizes of a flavor that the registry beside the config has and today's torchtitan does not."""
-    nearby, named = keys.nearby or NearbyFiles(), rf"[\"']{re.escape(flavor)}[\"']: \w*ModelArgs\(\n(.*?)\n    \)"
-    model = build(Model, read_model(listed))
+    nearby, model = keys.nearby or NearbyFiles(), build(Model, read_model(listed))
     for folder in (f"torchtitan/models/{family}", f"torchtitan/experiments/{family}"):
-        if found := re.search(named, nearby.text(f"{folder}/__init__.py") or "", re.DOTALL):
-            said = dict(re.findall(r"^ {8}(\w+)=(\d{1,12}),", found[1], re.MULTILINE))
-            own = {field: int(said[key]) for key, field in _SIZES.items() if key in said}
+        said = registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
+        if str(said.get(CLASS)).endswith("ModelArgs"):
+            own = {field: said[key] for key, field in _SIZES.items() if isinstance(said.get(key), int)}
             if changed := {field: size for field, size in own.items() if getattr(model, field) != size}:
                 keys.notes.append(f"model {flavor}, from {folder}/__init__.py: {', '.join(changed)}")
             return changed
@@ -123,12 +129,6 @@ def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
     return {"preset": preset}
 
 
-_ARGUMENTS = (
-    r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim|ffn_dim_multiplier|multiple_of|rope_\w+|vocab_size|max_seq_len)="
-)
-"""Arguments of a flavor of Llama's that are sizes, or have no cost."""
-
-
 _UNSET = re.compile(r"vocab_size: int = -1\b")
 """Of releases whose models take their vocabulary from the tokenizer."""
 
@@ -144,23 +144,17 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
     usual = own_vocabulary(keys) if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     nearby = keys.nearby or NearbyFiles()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
-        code = without_comments(nearby.text(f"{folder}/__init__.py") or "")
+        config = registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
         of_tests = flavor == "debugmodel" and _UNSET.search(nearby.text(f"{folder}/model.py") or "")
         known = _of_test_tokenizer(keys, nearby) if of_tests else usual
-        if nested := nested_sizes(code, flavor):
-            default = re.search(r"vocab_size: int = (\d+)", nearby.text(f"{folder}/model.py") or "")
-            first = {"vocab_size": default[1]} if default else known
-            if own := _own(keys, flavor, listed, first | {key: str(value) for key, value in nested.items()}, folder):
-                return own
-        registry = re.split(r"\bllama3_(?:configs|args) *=", code)[-1]
-        found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
-        if found is None or re.search(r"\w+=", re.sub(_ARGUMENTS, "", found[1])):
+        nested = nested_sizes(config)
+        if not (sizes := nested or flat_sizes(config)):
             continue
-        arguments = nearby.text(f"{folder}/model/args.py") or ""
+        arguments = nearby.text(f"{folder}/model.py" if nested else f"{folder}/model/args.py") or ""
         default = re.search(r"vocab_size: int = (\d+)", arguments)
-        said = dict(re.findall(r"(\w+)=([\d.]+(?: */ *\d+)?)", found[1]))
-        said = ({"vocab_size": default[1]} if default else known) | said
-        if "ffn_dim:" in arguments:
+        said = {"vocab_size": default[1]} if default else known
+        said = said | {key: str(value) for key, value in sizes.items()}
+        if not nested and "ffn_dim:" in arguments:
             said |= own_width(keys, said, arguments, nearby.text(f"{folder}/model/model.py") or "")
         if own := _own(keys, flavor, listed, said, folder):
             return own

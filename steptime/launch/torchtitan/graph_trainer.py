@@ -1,8 +1,10 @@
-"""torchtitan's GraphTrainer, which traces forward, loss and backward into one graph, and SimpleFSDP, from which it came.
+"""torchtitan's graphs: GraphTrainer's, which traces forward, loss and backward, SimpleFSDP's, and the trainer's CUDA graphs.
 
 Sources: pytorch/torchtitan@b5bcd76c torchtitan/experiments/graph_trainer/: configs.py (GraphTrainerCompileConfig with its
 defaults, to_graph_trainer_config), memory_policy.py, passes.py, cudagraph.py, llama3/parallelize.py; v0.2.2
-torchtitan/experiments/simple_fsdp/: README.md, backend.py, simple_fsdp.py.
+torchtitan/experiments/simple_fsdp/: README.md, backend.py, simple_fsdp.py; CUDA graphs, on by default since 2026-08-13 (pull
+request 3559): torchtitan/config/configs.py (TrainingConfig.disable_cuda_graphs), torchtitan/trainer.py (_validate_cuda_graphs;
+train_step, which sets gradients to zero instead of freeing them).
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.base.config import ConfigError, show
+from steptime.base.words import REFUSED
 from steptime.launch.config_functions import CALLED, Tree, read_function
-from steptime.launch.config_values import CLASS
+from steptime.launch.config_values import CLASS, merged
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.nearby_files import NearbyFiles
 
@@ -61,16 +64,7 @@ def read_converted(path: str, text: str, name: str, nearby: NearbyFiles | None) 
         )
     base = {key: value for key, value in base.items() if key != "compile"}
     over = {key: value for key, value in tree.items() if key not in {CLASS, "_args_"}}
-    return name, _merged(base, over) | {CLASS: "GraphTrainer.Config"}
-
-
-def _merged(base: Tree, over: Tree) -> Tree:
-    """A config with fields set: an object replaces one, other mappings are fields of one."""
-    found = dict(base)
-    for key, value in over.items():
-        fields = isinstance(value, dict) and CLASS not in value and isinstance(found.get(key), dict)
-        found[key] = _merged(found[key], value) if fields else value
-    return found
+    return name, merged(base, over) | {CLASS: "GraphTrainer.Config"}
 
 
 def with_defaults(tree: Tree) -> Tree:
@@ -133,3 +127,50 @@ def graph_of(keys: JobKeys, *, experts: bool) -> dict[str, Any]:
     if passes and not experts and "cudagraph_pass" not in keys.words("compile.disable_passes"):
         found["cuda_graphs"] = True
     return found if passes else found | {"overlap": {"dp": False}}
+
+
+NO_CAPTURES = "training.disable_cuda_graphs"
+_CONFIGS = "torchtitan/config/configs.py"
+_WAIT_FOR_NOTHING = {"minimal_async_ep", "hybridep"}
+"""Back ends of expert parallelism that a graph can hold: their host waits for no counts (HybridEP with a capacity factor)."""
+
+
+def in_release(text: str, nearby: NearbyFiles | None) -> bool:
+    """Whether the trainer of a config function has CUDA graphs: its module names the switch, or the checkout's own configs do."""
+    word = NO_CAPTURES.rpartition(".")[2]
+    return word in text or word in ((nearby or NearbyFiles()).text(_CONFIGS) or "")
+
+
+def captures(keys: JobKeys, pp: int, *, fsdp: bool = True) -> bool:
+    """Whether forward and backward are one CUDA graph.
+
+    GraphTrainer captures its own graph. Without FSDP a plan cannot say that whole gradients stay. Where torchtitan refuses the
+    job (a pipeline, a dispatcher whose host waits for counts), it is counted without.
+    """
+    if keys.get(NO_CAPTURES) is None or keys.on(NO_CAPTURES):
+        return False
+    if is_traced(keys):
+        keys.without_effect(NO_CAPTURES, "GraphTrainer captures its own graph")
+        return False
+    if not fsdp:
+        keys.approximate(
+            NO_CAPTURES, "CUDA graphs, which keep gradients from step to step: without FSDP counted without"
+        )
+        return False
+    if pp > 1:
+        return _refused(keys, f"with pp {pp}")
+    backend = str(keys.get("parallelism.expert_parallel_comm_backend")).lower()
+    waits = backend not in _WAIT_FOR_NOTHING or (
+        backend == "hybridep" and keys.get("model.non_blocking_capacity_factor") is None
+    )
+    if (keys.whole("parallelism.expert_parallel_degree") or 1) > 1 and waits:
+        return _refused(keys, f"with dispatcher {backend}")
+    return True
+
+
+def _refused(keys: JobKeys, what: str) -> bool:
+    """That torchtitan stops at the file, which is counted as it runs once that is mended."""
+    keys.approximate(NO_CAPTURES, "counted without CUDA graphs, which torchtitan refuses here")
+    line = f"{REFUSED}torchtitan: CUDA graphs {what}; set {NO_CAPTURES} to true, as is counted here"
+    keys.notes += [line] if line not in keys.notes else []
+    return False

@@ -21,12 +21,10 @@ from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.batch import by_tokens, is_in_tokens
-from steptime.launch.torchtitan.captures import KEY as CAPTURES
-from steptime.launch.torchtitan.captures import in_release
 from steptime.launch.torchtitan.checkpointing import option_of
 from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
-from steptime.launch.torchtitan.graph_trainer import CONVERSION, read_converted, with_defaults
+from steptime.launch.torchtitan.graph_trainer import CONVERSION, NO_CAPTURES, in_release, read_converted, with_defaults
 from steptime.launch.torchtitan.plan_sections import config_of
 from steptime.launch.torchtitan.scripts import is_steps_alone, named_by
 
@@ -61,7 +59,7 @@ def read_torchtitan(
     _no_computed(file, said, table)
     defaults = table.raw["functions"] | option_of(nearby) if later else {}
     if file.endswith(".py") and in_release(text, nearby):
-        defaults[CAPTURES] = False
+        defaults[NO_CAPTURES] = False
     table = table._replace(framework=defaults.pop("framework", table.framework))
     if is_in_tokens(said):
         table = by_tokens(table)

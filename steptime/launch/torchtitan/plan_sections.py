@@ -6,19 +6,16 @@ activation_checkpoint.py, utils.py (maybe_enable_amp), pipeline_parallel.py (gen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, states_devices, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.named_models import model_field
 from steptime.launch.torchtitan.batch import batch_of, passes_of
-from steptime.launch.torchtitan.captures import captures
 from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
-from steptime.launch.torchtitan.forced_balance import balanced
-from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
-from steptime.launch.torchtitan.grouped_experts import grouped_of
+from steptime.launch.torchtitan.expert_settings import balanced, experts_of, grouped_of
+from steptime.launch.torchtitan.graph_trainer import by_parameter, captures, fuses, graph_of, is_traced, simple_of
 
 _P = "parallelism."
 ATTENTION_KERNELS = {
@@ -34,9 +31,6 @@ PRIMUS_TURBO = {"attention_kernel": "best", "repeat_kv": False}
 """Primus-Turbo's attention: AMD's assembly kernels (AITER), which take keys and values of fewer heads as they are.
 
 AMD-AGI/Primus@fd1eeabb primus/backends/torchtitan/models/llama3/model/model.py, Attention.forward."""
-
-OWN_BUFFERS = frozenset({"hybridep", "minimal_async_ep"})
-"""Values of parallelism.expert_parallel_comm_backend that are libraries of dispatcher flex besides its default."""
 
 _UNCOUNTED = frozenset({"pipelineschedulesingle", "pipelineschedulemulti", "flexibleinterleaved1f1b"})
 """Schedules that torch has or had besides those of the table (get_schedule_class, torch 2.5 and 2.13)."""
@@ -65,8 +59,8 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     Raises:
         ConfigError: a value that torchtitan does not take, or degrees and batch sizes that contradict each other.
     """
-    degrees = degrees_of(keys, devices, experts=_field(model, "moe") is not None)
-    n_layers = int(_field(model, "n_layers"))
+    degrees = degrees_of(keys, devices, experts=model_field(model, "moe") is not None)
+    n_layers = int(model_field(model, "n_layers"))
     dp_open = "parallelism.dp" in keys.left_open
     parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp} | ({} if dp_open else {"dp": degrees.dp})
     if degrees.cp > 1:
@@ -102,33 +96,6 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     batch = batch_of(keys, degrees.dp, degrees.pp)
     parallelism |= passes_of(keys, batch, degrees.pp, fsdp=degrees.fsdp)
     return {"model": model, "parallelism": parallelism, "performance": performance, "data": batch.section}
-
-
-def _field(section: Any, name: str) -> Any:
-    """A field of a model section; None where it does not say it."""
-    model = read_model(section)
-    return model.get(name) if isinstance(model, Mapping) else getattr(model, name)
-
-
-def experts_of(keys: JobKeys, model: Any) -> dict[str, Any]:
-    """The ranks that share the experts, and how tokens reach them (torchtitan/distributed/parallel_dims.py)."""
-    degree = f"{_P}expert_parallel_degree"
-    ep, room = keys.count(degree), "model.non_blocking_capacity_factor"
-    if _field(model, "moe") is None:
-        keys.without_effect(degree, "the model has no experts")
-        return {}
-    found: dict[str, Any] = {"parallelism": {"ep": ep}}
-    if ep > 1:
-        etp = keys.count(f"{_P}expert_tensor_parallel_degree")
-        found["parallelism"] |= {"etp": etp} if etp > 1 else {}
-        backend = f"{_P}expert_parallel_comm_backend"
-        moe, library = {"dispatcher": keys.word(backend)}, str(keys.get(backend)).lower()
-        moe |= {"flex_backend": library} if library in OWN_BUFFERS else {}
-        if library == "hybridep" and keys.get(room) is not None:
-            return found | {"performance": {"moe": moe | {"non_blocking_capacity_factor": keys.number(room)}}}
-        found["performance"] = {"moe": moe}
-    keys.without_effect(room, "only with HybridEP over several ranks")
-    return found
 
 
 def degrees_of(keys: JobKeys, devices: int | None, *, experts: bool = False) -> Degrees:
@@ -231,9 +198,7 @@ def rotary_of(keys: JobKeys, model: Any, release: str) -> dict[str, Any]:
 
     fp32 since 2026-03-14 (torchtitan pull request 2575), the compute dtype before, in TOML's time.
     """
-    attention = _field(model, "attention")
-    sinks = attention.get("sinks") if isinstance(attention, Mapping) else getattr(attention, "sinks", False)
-    if not (_field(model, "qk_norm") or sinks) or fuses(keys):
+    if not (model_field(model, "qk_norm") or model_field(model, "attention.sinks")) or fuses(keys):
         return {}
     return {"rope_impl": "composite" if release else "upcast"}
 

@@ -14,8 +14,7 @@ from steptime.job.megatron_expert_rules import woven_in_one_stage
 from steptime.job.stated import RECOMPUTE, WORD, stated
 from steptime.launch.read import read_as
 from steptime.launch.reading import to_job
-from steptime.launch.write.torchtitan_compile import refuses_mx
-from steptime.launch.write.torchtitan_model import NOT_IN_LAST, flavor, other_router
+from steptime.launch.write.torchtitan_toml import NOT_IN_LAST, flavor, other_router, refuses_mx
 
 KINDS = {
     "megatron": ("megatron", "steptime.launch.write.megatron_script", "script"),

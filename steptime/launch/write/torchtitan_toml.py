@@ -1,19 +1,141 @@
-"""A plan as torchtitan's job config, in TOML."""
+"""A plan as torchtitan's job config, in TOML: its flavor, what is compiled and quantized, and all other keys.
+
+Source: pytorch/torchtitan@v0.2.2 torchtitan/config/job_config.py, torchtitan/components/quantization/float8.py and mx.py,
+torchtitan/distributed/tensor_parallel.py.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import cache
 from itertools import product
 from typing import Any
 
+from steptime.base.config import build
+from steptime.job.edit import read_model, value_at
 from steptime.job.fsdp_rules import reduce_dtype
 from steptime.job.job import Job
 from steptime.job.stated import stated
 from steptime.launch.keys import KeyTable, load_table
+from steptime.launch.torchtitan.flavors import models
 from steptime.launch.torchtitan.plan_sections import dealt
 from steptime.launch.write.plain_keys import plain_keys, unusual, word_for
-from steptime.launch.write.torchtitan_compile import ASYNC_TP, compile_keys, converter_keys, hides_tp
-from steptime.launch.write.torchtitan_model import NONE, flavor
+from steptime.model.model import Model
+
+_NO_FAMILIES = {"source", "aliases", "not_modeled", "of_functions"}
+NOT_IN_LAST = frozenset({"llama2"})
+"""Models of the table that v0.2.2 does not have (torchtitan/models/__init__.py, _supported_models)."""
+NONE = "give name and flavor: the plan's model is none of torchtitan's"
+"""A name that no model has: get_train_spec stops at it (torchtitan/protocols/train_spec.py@v0.2.2)."""
+_ROUTER = (
+    "score_function", "pre_softmax", "expert_bias", "node_limit", "n_groups", "load_balancing", "z_loss",
+    "pad_to_capacity", "capacity_factor", "imbalance_factor",
+)  # fmt: skip
+"""Fields of experts that choose among them: no size of a weight."""
+
+
+def flavor(model: Model) -> dict[str, str]:
+    """The keys of the flavor that is a model, else of one of the same sizes whose router differs; empty where there is none."""
+    for kept in (_whole, _sizes):
+        ours = kept(model)
+        for (family, name), known in _flavors().items():
+            if kept(known) == ours:
+                return {"model.name": family, "model.flavor": name}
+    return {}
+
+
+def other_router(model: Model) -> dict[str, Any]:
+    """Dotted key of the plan -> value of what a model's router has otherwise than that of its flavor."""
+    named = flavor(model)
+    if not named or model.moe is None:
+        return {}
+    ours, known = (one.model_dump()["moe"] for one in (model, _flavors()[named["model.name"], named["model.flavor"]]))
+    return {f"model.moe.{key}": ours[key] for key in _ROUTER if ours[key] != known[key]}
+
+
+@cache
+def _flavors() -> dict[tuple[str, str], Model]:
+    """All flavors that job configs in TOML can name."""
+    table = models()
+    return {
+        (family, name): build(Model, read_model(dict(section)))
+        for family in table
+        if family not in _NO_FAMILIES
+        for name, section in table[family].items()
+        if name not in table["of_functions"].get(family, [])
+    }
+
+
+def _whole(model: Model) -> dict[str, Any]:
+    return model.model_dump(exclude={"name", "source"})
+
+
+def _sizes(model: Model) -> dict[str, Any]:
+    found = _whole(model)
+    if found.get("moe"):
+        found["moe"] = {key: value for key, value in found["moe"].items() if key not in _ROUTER}
+    return found
+
+
+ASYNC_TP = "parallelism.enable_async_tensor_parallel"
+_FLOAT8, _MX = "quantize.linear.float8", "quantize.linear.mx"
+_GROUPED = {"mxfp8_torchao": "quantize.grouped_mm.mx", "fp8_rowwise": "quantize.grouped_mm.float8"}
+"""Precision of experts -> its converter; of weight gradients in bf16 there is none in 0.2.2."""
+_COMPONENTS = {"all": ["model", "loss"], "blocks": ["model"]}
+
+
+def compiled(config: Mapping[str, Any]) -> list[str]:
+    """The components that a resolved plan compiles."""
+    if parts := _COMPONENTS.get(str(value_at(config, "performance.compile"))):
+        return parts
+    return ["loss"] if value_at(config, "performance.loss_impl") == "compiled" else []
+
+
+def compile_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The section compile, without which nothing is compiled."""
+    parts = compiled(config)
+    return {"compile.enable": True, "compile.components": parts} if parts else {}
+
+
+def hides_tp(config: Mapping[str, Any]) -> bool:
+    """Whether asynchronous tensor parallelism can be written: torchtitan stops at it unless the model is compiled."""
+    return "model" in compiled(config)
+
+
+def refuses_mx(job: Job) -> bool:
+    """Whether the MX converter stops: "TP not yet supported with torch.compile for mxfp8" (quantization/mx.py@v0.2.2)."""
+    config = job.to_config()
+    return value_at(config, "performance.precision") == "mxfp8_torchao" and hides_tp(config) and job.parallelism.tp > 1
+
+
+def converter_keys(job: Job, config: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
+    """The converters of a plan's precision and of its experts', and their sections."""
+    found, grouped = _of_projections(job, config, table), _GROUPED.get(job.software.moe.grouped_precision)
+    if job.model.moe is None or grouped is None:
+        return found
+    return found | {"model.converters": [*found.get("model.converters", []), grouped], f"{grouped}.fqns": ["experts"]}
+
+
+def _of_projections(job: Job, config: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
+    """The converter of a plan's precision and its section; empty where it has none, or nothing is sharded.
+
+    The head and the router stay in bf16, as they are counted. float8 asserts that no recipe is named where FSDP gathers in
+    float8; without a name it scales by tensor.
+    """
+    precision = value_at(config, "performance.precision")
+    kept = ["output", "router.gate"] if job.model.moe is not None else ["output"]
+    if job.parallelism.fsdp is None:
+        return {}
+    if precision == "fp8_tensorwise":
+        gathers = {f"{_FLOAT8}.enable_fsdp_float8_all_gather": True} if job.software.states.fp8_params else {}
+        return {"model.converters": [_FLOAT8], f"{_FLOAT8}.filter_fqns": kept, **gathers}
+    if (recipe := word_for(table, f"{_FLOAT8}.recipe_name", precision)) is not None:
+        return {"model.converters": [_FLOAT8], f"{_FLOAT8}.recipe_name": recipe, f"{_FLOAT8}.filter_fqns": kept}
+    if precision == "mxfp8_torchao":
+        return {"model.converters": [_MX], f"{_MX}.recipe_name": "mxfp8_cublas", f"{_MX}.filter_fqns": kept}
+    return {}
+
 
 _P = "parallelism."
 _LEFT_OUT = {

@@ -1,20 +1,23 @@
-"""Kernels that NeMo AutoModel's `model.backend` chooses, and its rotary embedding, which depends on the model.
+"""Kernels of a trainer's job: Liger's, those of torch.compile with a traced causal mask, and NeMo AutoModel's `model.backend`.
 
-Source: NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/models/common/utils.py, BackendConfig, and of components/models
-deepseek_v3/layers.py and qwen3_moe/layers.py (compile_attn), deepseek_v3, gpt_oss and llama/rope_utils.py.
+Sources: huggingface/transformers src/transformers/training_args.py (torch_compile, torch_compile_backend), trainer.py: the whole
+model with its loss is compiled; huggingface/accelerate src/accelerate/accelerator.py, prepare_model and _prepare_deepspeed
+(dynamo_backend); NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/models/common/utils.py, BackendConfig, and of
+components/models deepseek_v3/layers.py and qwen3_moe/layers.py (compile_attn), deepseek_v3, gpt_oss and llama/rope_utils.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, get_args
 
-from steptime.job.edit import read_model
+from steptime.launch.deepspeed import TRACED_MASK
 from steptime.launch.figures import Figures
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.named_models import model_field
 from steptime.software.timing_settings import GraphModule
 
-ATTENTION: dict[str, dict[str, str]] = {
+_BACKENDS: dict[str, dict[str, str]] = {
     "te": {"attention_kernel": "cudnn-9.19"},
     "sdpa": {"attention_kernel": "sdpa-9.19"},
     "flex": {"attention_kernel": "flex"},
@@ -29,7 +32,7 @@ def put_backend(found: Figures, config: dict[str, Any]) -> None:
     if keys.table.framework != "NeMo AutoModel":
         return
     if (said := found.get("@backend_attention")) is not None:
-        section = ATTENTION.get(str(said), {})
+        section = _BACKENDS.get(str(said), {})
         performance |= section
         if section:
             keys.becomes(found.figures["@backend_attention"], f"performance.{next(iter(section))}")
@@ -68,12 +71,7 @@ def put_experts(found: Figures, config: dict[str, Any]) -> None:
 
 def kind_of_model(section: Any) -> tuple[bool, bool]:
     """Whether a model has latent attention, and whether it has experts."""
-    model = read_model(section)
-    attention, moe = (
-        model.get(key) if isinstance(model, Mapping) else getattr(model, key) for key in ("attention", "moe")
-    )
-    kind = attention.get("kind") if isinstance(attention, Mapping) else getattr(attention, "kind", None)
-    return kind == "mla", moe is not None
+    return model_field(section, "attention.kind") == "mla", model_field(section, "moe") is not None
 
 
 def rotation_of(*, latent: bool, experts: bool) -> str:
@@ -118,3 +116,64 @@ def put_graphs(found: Figures, performance: dict[str, Any], listed: Any) -> None
     else:
         other = ", ".join(name for name in modules if name not in known)
         keys.approximate(by, f"CUDA graphs of {other}: launched kernel by kernel")
+
+
+LIGER = {"norm_impl": "fused", "rope_impl": "fused", "activation_impl": "fused"}
+"""Kernels that Liger replaces (linkedin/Liger-Kernel@ead96b61 src/liger_kernel/transformers/monkey_patch.py)."""
+_UNFUSED = {"eager", "aot_eager", "aot_ts_nvfuser"}
+"""Backends that trace the model and leave its kernels as they are."""
+_ATTENTION = re.compile(r"flash_?att|attn_impl")
+
+
+def put_kernels(found: Figures, config: dict[str, Any]) -> None:
+    """Put Liger's kernels and what a trainer compiles into the config; a mask unless a flash kernel is asked for.
+
+    DeepSpeed's own passes gather parameters one by one where they are used (`Figures.deepcompile`).
+    """
+    keys = found.keys
+    if found.on("@liger"):
+        config["performance"] = LIGER | config["performance"]
+    by = next((figure for figure in ("@compile", "@compile_backend", "@dynamo") if found.on(figure)), "")
+    if not by:
+        return
+    backend = str(found.get("@compile_backend") or found.get("@dynamo") or "inductor").lower()
+    section: dict[str, Any] = {} if backend in _UNFUSED else {"compile": "all"}
+    if not names_flash(keys):
+        section |= TRACED_MASK
+    if found.deepcompile and config["parallelism"].get("zero_level") == 3:
+        section["overlap"] = {"dp": False}
+    keys.becomes(found.figures[by], ", ".join(f"performance.{name}" for name in section))
+    config["performance"] |= section
+
+
+def put_model_kernels(found: Figures, config: dict[str, Any]) -> None:
+    """Put the kernels that depend on the model: those of NeMo AutoModel, and Liger's loss.
+
+    Liger's head and loss are one function that takes a part of the tokens at a time.
+    """
+    put_backend(found, config)
+    if not found.on("@liger"):
+        return
+    hidden, vocab = (model_field(config["model"] or {}, field) for field in ("hidden_sz", "vocab_sz"))
+    if isinstance(hidden, int) and isinstance(vocab, int):
+        config["performance"] |= {"loss_impl": "fused", "loss_chunks": liger_chunks(hidden, vocab)}
+    else:
+        found.keys.approximate(found.figures["@liger"], "head and loss in one kernel: those of the profile are counted")
+
+
+def liger_chunks(hidden: int, vocab: int) -> int:
+    """Parts of Liger's fused linear cross entropy: the power of two at or below vocab / hidden, rounded up.
+
+    linkedin/Liger-Kernel@ead96b61 src/liger_kernel/ops/fused_linear_cross_entropy.py: next_power_of_2(T / ceil(V / h)) tokens
+    each, of T, which is counted as a power of two: of 16,384 and 60 parts, 512 tokens each are the power above 273.1.
+
+    >>> liger_chunks(4096, 128256), liger_chunks(4096, 32000), liger_chunks(2560, 151936)
+    (32, 8, 32)
+    """
+    return 1 << ((-(-vocab // hidden)).bit_length() - 1)
+
+
+def names_flash(keys: JobKeys) -> bool:
+    """Whether a file asks for FlashAttention's own package, for which transformers makes no mask."""
+    said = {str(value).lower() for key, value in keys.values.items() if _ATTENTION.search(key)}
+    return any(value == "true" or re.match(r"fa\d|flash_?att|kernels-community", value) for value in said)
