@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+from steptime.base.config import Config
 from steptime.hardware.machine import is_shipped, machine_names, shipped_name
 from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
@@ -58,7 +59,7 @@ def choices(path: str) -> list[str]:
     }
     if path in named:
         return named[path]()
-    owner = Parallelism if section == "parallelism" else Performance
+    owner: type[Config] = Parallelism if section == "parallelism" else Performance
     return [str(word) for word in words_of(owner.model_fields[name].annotation)]
 
 
