@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from steptime.base.config import Config
 from steptime.hardware.machine import is_shipped, machine_names, shipped_name
 from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
@@ -59,8 +58,8 @@ def choices(path: str) -> list[str]:
     }
     if path in named:
         return named[path]()
-    owner: type[Config] = Parallelism if section == "parallelism" else Performance
-    return [str(word) for word in words_of(owner.model_fields[name].annotation)]
+    fields = Parallelism.model_fields if section == "parallelism" else Performance.model_fields
+    return [str(word) for word in words_of(fields[name].annotation)]
 
 
 def words_of(annotation: Any) -> list[Any]:
