@@ -48,8 +48,8 @@ NANO = 23 * (scan(H, 4096, 64) + 2 * H * (128 * 1856 + 3712) + 128 * H + H) + 6 
 LATENT = 2 * (1024 * 512 * 2688 + S * 1024 + S * 5376) + 512 * S + S
 SUPER = 40 * (scan(S, 8192, 128) + LATENT) + 8 * around(S)[0] + around(S)[1]
 # Qwen1.5-MoE, 14.3 B by its card: biases of query, key and value; a shared expert of 5,632 with a gate. Qwen3.5 35B-A3B: 10
-# layers of gated attention (twice the query, 2 key heads of 256, two norms), 30 of the delta rule (16 key and 32 value heads of 128, a
-# convolution of width 4, A, the steps' bias and a norm)
+# layers of gated attention (twice the query, 2 key heads of 256, two norms), 30 of the delta rule (16 key and 32 value heads of
+# 128, a convolution of width 4, A, the steps' bias and a norm).
 QWEN2_ATTENTION, QWEN2_EXPERTS = 4 * 2048**2 + 3 * 2048, 60 * 2048 + 3 * 2048 * (60 * 1408 + 5632) + 2048
 QWEN35_EXPERTS = 256 * 2048 + 3 * 2048 * 512 * (256 + 1) + 2048
 GATED = 2048 * 256 * (2 * 16 + 2 * 2 + 16) + 2 * 256
