@@ -47,6 +47,13 @@ H, S = 2688, 4096
 NANO = 23 * (scan(H, 4096, 64) + 2 * H * (128 * 1856 + 3712) + 128 * H + H) + 6 * around(H)[0] + around(H)[1]
 LATENT = 2 * (1024 * 512 * 2688 + S * 1024 + S * 5376) + 512 * S + S
 SUPER = 40 * (scan(S, 8192, 128) + LATENT) + 8 * around(S)[0] + around(S)[1]
+# Qwen1.5-MoE, 14.3 B by its card: biases of query, key and value; a shared expert of 5,632 with a gate. Qwen3.5 35B-A3B: 10
+# layers of gated attention (twice the query, 2 key heads of 256, two norms), 30 of the delta rule (16 key and 32 value heads of
+# 128, a convolution of width 4, A, the steps' bias and a norm).
+QWEN2_ATTENTION, QWEN2_EXPERTS = 4 * 2048**2 + 3 * 2048, 60 * 2048 + 3 * 2048 * (60 * 1408 + 5632) + 2048
+QWEN35_EXPERTS = 256 * 2048 + 3 * 2048 * 512 * (256 + 1) + 2048
+GATED = 2048 * 256 * (2 * 16 + 2 * 2 + 16) + 2 * 256
+DELTA = 2048 * (2 * 2048 + 2 * 4096 + 2 * 32) + 4 * (2 * 2048 + 4096) + 2 * 32 + 128 + 4096 * 2048
 COUNTED = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
@@ -77,10 +84,12 @@ COUNTED = {
     "nemotron-3-nano-30b-a3b": NANO,
     "nemotron-3-super-120b-a12b": SUPER,
     "olmoe-1b-7b": 6_919_161_856,
+    "qwen1.5-moe-a2.7b": 2 * 151936 * 2048 + 24 * (QWEN2_ATTENTION + QWEN2_EXPERTS + 2 * 2048) + 2048,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-next-80b-a3b": 79_674_391_296,
     "qwen3.5-9b": 8_953_803_264,
+    "qwen3.5-35b-a3b": 2 * 248320 * 2048 + 40 * (QWEN35_EXPERTS + 2 * 2048) + 10 * GATED + 30 * DELTA + 2048,
 }
 ACTIVE = {  # billions that the model cards print; "without": of embedding, or of embedding and head
     "deepseek-v2": (21, 0),
@@ -141,13 +150,13 @@ def test_a_config_json_is_its_preset(tmp_path, name):
 
 
 def test_every_preset_with_other_layers_than_dense_ones_has_its_file():
-    """Experts, latents, windows, linear attention, Mamba-2: each is read from its own file too."""
+    """Experts, latents, windows, linear attention, Mamba-2: each is read from its own file too, but for windows alone."""
     kinds = [
         name
         for name in model_names()
         if (model := load_model(name)).moe or model.hybrid_pattern or model.attention.window
     ]
-    assert set(kinds) - {"mistral-7b"} == set(FILES)
+    assert set(kinds) - {"mistral-7b", "ministral-8b"} == set(FILES)
 
 
 def test_the_words_of_transformers_5(tmp_path):

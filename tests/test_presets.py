@@ -23,8 +23,26 @@ BEGIN, END = "<!-- presets -->\n", "<!-- end of presets -->\n"
 # 145.6, 310.1, 529.6 and 1008.0 billion for the Megatron models. EleutherAI/pythia's README prints the eight of Pythia.
 # Their hub pages print 2,779,683,840 for phi-2 and 1,418,270,720 for phi-1_5, with the 51,200 biases of a head that a preset does
 # not have, and 6,888,095,744 for OLMo-7B-hf, whose 65 norms have no weights (65 x 4,096 fewer).
+# Ministral 8B's card prints 8,019,808,256, Cerebras-GPT's 111 M, 256 M, 590 M, 1.3 B ... as GPT2LMHeadModel has them.
 COUNTED = {
+    "cerebras-gpt-111m": 111_050_496,
+    "cerebras-gpt-256m": 255_977_024,
+    "cerebras-gpt-590m": 590_310_912,
+    "cerebras-gpt-1.3b": 1_315_723_264,
+    "cerebras-gpt-2.7b": 2_651_553_280,
+    "cerebras-gpt-6.7b": 6_658_404_352,
+    "cerebras-gpt-13b": 12_853_386_240,
     "codellama-34b": 33_743_970_304,
+    "codellama-70b": 68_976_910_336,
+    "microllama-300m": 304_636_928,
+    "ministral-8b": 8_019_808_256,
+    "minitron-4b": 4_190_509_056,
+    "openhermes-2.5-mistral-7b": 7_241_748_480,
+    "pythia-14m": 14_067_712,
+    "pythia-31m": 30_494_720,
+    "tulu3-8b": 8_030_326_784,
+    "tulu3-70b": 70_553_837_568,
+    "tulu3-405b": 405_853_650_944,
     "command-r-35b": 34_980_831_232,
     "falcon-7b": 6_921_720_704,
     "falcon-40b": 41_303_293_952,

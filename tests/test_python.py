@@ -33,6 +33,20 @@ def test_a_notebook_needs_two_names(tmp_path, answer):
     assert issubclass(steptime.ConfigError, ValueError)
 
 
+def test_answers_to_equal_plans_are_equal(answer):
+    same, other = steptime.estimate(DEVICES_PLAN), steptime.estimate(answer.job.replace(devices=1024))
+    assert (same == answer, hash(same) == hash(answer), other == answer, answer == 1) == (True, True, False, False)
+
+
+def test_a_job_is_made_of_keywords_and_not_changed(answer):
+    with pytest.raises(TypeError, match=r"^Job\(\) takes keywords only; Job.load reads a file$"):
+        steptime.Job("plan.yaml")
+    with pytest.raises(
+        ConfigError, match=r"^Job.model: cannot be assigned to; make a new one with job.replace\(model=...\)$"
+    ):
+        answer.job.model = "llama3-8b"
+
+
 def test_a_frame_of_the_parts(monkeypatch, answer):
     """What pandas is given: one mapping for each row."""
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))

@@ -56,8 +56,7 @@ class Estimate:
     draw: ClassVar[Callable[..., str] | None] = None
     """How a notebook displays an estimate; set by `report.notebook`."""
     find_fixes: ClassVar[Callable[..., list[Fix]] | None] = None
-    """Finds changes that make a job fit: the search of all layouts where `search.lazy_fixes` sets it; else single changes are
-    estimated."""
+    """Finds changes that make a job fit: the search of all layouts where `search.lazy_fixes` sets it; else single changes."""
 
     @cached_property
     def memory(self) -> Memory:
@@ -204,6 +203,12 @@ class Estimate:
         """The `--json` document: schema "3dtrn/1", raw SI."""
         return document(self)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Estimate) and self.job == other.job
+
+    def __hash__(self) -> int:
+        return hash(self.job)
+
     def __repr__(self) -> str:
         """One line: verdict, step, MFU."""
         name, verdict = self.job.model.name or "unnamed model", self.peaks.verdict.replace("_", " ")
@@ -248,6 +253,7 @@ def step_seconds(job: Job) -> float:
 def document(estimate: Estimate) -> dict[str, Any]:
     """An estimate as plain data: bytes, seconds and FLOPs, per device unless the key says otherwise."""
     time = estimate.time
+    steps = {"step_s": time.step_s, "step_s_p10": time.step_s_p10, "step_s_p90": time.step_s_p90}
     document = {
         "schema": SCHEMA,
         "config": config(estimate),
@@ -260,13 +266,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "gemms": [{key.rstrip("_"): value for key, value in row._asdict().items()} for row in estimate.gemms],
         "collectives": [row._asdict() for row in estimate.collectives],
         "pipeline": estimate.pipeline._asdict(),
-        "time": {
-            "step_s": time.step_s,
-            "step_s_p10": time.step_s_p10,
-            "step_s_p90": time.step_s_p90,
-            "parts_s": dict(time.parts_s),
-            "basis": time.basis._asdict(),
-        },
+        "time": {**steps, "parts_s": dict(time.parts_s), "basis": time.basis._asdict()},
         "throughput": estimate.throughput._asdict(),
         "weak_scaling": [row._asdict() for row in estimate.weak_scaling],
         "settings": [saving._asdict() for saving in estimate.savings],

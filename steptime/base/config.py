@@ -6,7 +6,7 @@ Each is one line, `path: what is wrong (got VALUE); what to write instead`; `Con
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, Never, TypeVar, get_args
 
 from pydantic_core import ValidationError
 
@@ -78,11 +78,23 @@ class Config(Settings):
     def _repr_html_(self) -> str | None:
         return type(self).draw(self)
 
-    def __init__(self, **data: Any) -> None:
+    def __init__(self, *plan: Never, **data: Any) -> None:
+        if plan:
+            name = type(self).__name__
+            load = f"; {name}.load reads a file" if callable(getattr(type(self), "load", None)) else ""
+            raise TypeError(f"{name}() takes keywords only{load}")
         try:
             validator(type(self)).validate_python(data, self_instance=self)
         except ValidationError as error:
             raise ConfigError(describe(error, type(self), data)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        of = type(self).__name__
+        copy = f"{of.lower()}.replace" if callable(getattr(type(self), "replace", None)) else of
+        raise ConfigError(f"{of}.{name}: cannot be assigned to; make a new one with {copy}({name}=...)")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
 
     @classmethod
     def _read_scalars(cls, data: Any) -> Any:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from inspect import Parameter, Signature, get_annotations
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
-from pydantic_core import CoreConfig, PydanticUndefined, SchemaValidator, ValidationError
+from pydantic_core import CoreConfig, PydanticUndefined, SchemaValidator
 
 from steptime.base.core_schemas import FieldInfo, class_schema
 from steptime.base.records import Switches
@@ -66,7 +66,7 @@ def validator(cls: type[Settings]) -> SchemaValidator:
 
 
 class Settings(metaclass=SettingsType):
-    """The base of settings: not assigned to; copied, compared and shown by their fields."""
+    """The base of settings: copied, compared and shown by their fields."""
 
     __slots__ = ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__")
     __pydantic_fields_set__: ClassVar[Any]  # of each object
@@ -152,13 +152,6 @@ class Settings(metaclass=SettingsType):
     def __setstate__(self, state: tuple[dict[str, Any], set[str]]) -> None:
         for name, value in zip(self.__slots__, (state[0], None, state[1], None), strict=True):
             object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        frozen: Any = {"type": "frozen_instance", "loc": (name,), "input": value}
-        raise ValidationError.from_exception_data(type(self).__name__, [frozen])
-
-    def __delattr__(self, name: str) -> None:
-        self.__setattr__(name, None)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self.__dict__.items())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import ConfigError
+from steptime.base.document import unreadable
 from steptime.commands import plan_defaults
 from steptime.commands.console import load
 
@@ -42,21 +43,25 @@ def read_jobs(paths: Sequence[str], options: Namespace) -> list[ComparedJob]:
         except ConfigError as error:
             if _is_launch_file(path, options.kind):
                 launched.append(n)
+            elif Path(path).is_dir():
+                problems += unreadable(path, IsADirectoryError(), "a plan, a launch file or a training log").problems
             else:
                 problems += error.problems
+    from steptime.launch.reading import MACHINE_UNKNOWN  # a file that cannot be read yet may name it
+
     other = next((each.job for each in found.values()), None)
     asked: list[str] = []
     for n in launched:
         try:
             found[n] = _launched(paths[n], options, other)
         except ConfigError as error:
-            asked += error.problems
+            asked += [line for line in error.problems if not (problems and line.endswith(MACHINE_UNKNOWN))]
     if asked and not problems:
         from steptime.commands.launch_command import retyped
 
         asked += retyped(options.typed, paths[launched[0]], asked)
     if problems or asked:
-        raise ConfigError([*problems, *asked])
+        raise ConfigError(dict.fromkeys([*problems, *asked]))
     for each in found.values():
         plan_defaults.check_devices(options.devices, each.job.parallelism.devices, options.stated)
     return [found[n] for n in range(len(paths))]

@@ -235,7 +235,8 @@ LAYOUT_RULES = [
     Rule(
         "zero framework",
         "parallelism.zero_level",
-        "{f.software} has no level {f.zero_level}; use one of {f.framework.zero_words}",
+        "{f.software} is modeled with {f.framework.zero_words} (got {f.zero_level}); use one of these, or software deepspeed or "
+        "megatron-core, which have levels 0 to 3",
         lambda f: (f.fsdp is not None) | (f.zero_level in f.framework.zero_levels),
     ),
     Rule(

@@ -21,6 +21,8 @@ Sets: TypeAlias = "Mapping[str, Any] | None"
 Status = Literal["used", "irrelevant", "default", "approximated", "unmodeled"]
 LEAVE_OUT = "not modeled; --allow-unmodeled ignores it"
 """End of the line about a refused flag."""
+MACHINE_UNKNOWN = "machine unknown; add --set hardware.node_type=NAME (3dtrn machines)"
+"""End of the line about a file whose machine nothing names."""
 OTHER_MODEL = "another kind of model"
 """Marks the note of a flag that names an unsupported model: then nothing else of its file is reported."""
 
@@ -117,7 +119,7 @@ def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
     """A line for each required key that is not given: those that the file does not set, and the machine."""
     missing = [why for path, why in (reading.left_open or {}).items() if not _said(config, path)]
     if "hardware" not in config:
-        missing.append("machine unknown; add --set hardware.node_type=NAME (3dtrn machines)")
+        missing.append(MACHINE_UNKNOWN)
     return [f"{reading.source}: {why}" for why in missing]
 
 

@@ -120,6 +120,8 @@ class _Plan(Figures):
         put_kernels(self, config)
         if optimizer := self.optimizer():
             config["performance"]["optimizer"] = optimizer
+        if "torch_fused" in str(self.get("@optimizer")).lower() and not self.on("@deepspeed"):
+            config["performance"]["optimizer_impl"] = "fused"
         if config["model"].get("parallel_residual") and config["parallelism"]["tp"] != 1:
             by = next(key for key, rule in keys.table.rules.items() if rule.note == "model.parallel_residual")
             keys.approximate(by, "attention parallel to the MLP with tp: counted one after the other")

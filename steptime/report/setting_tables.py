@@ -82,11 +82,10 @@ def costs(found: Differences, labels: tuple[str, str]) -> Table:
         rows += [[f"  with {words}", "", "", ""] for words in others]
     rows.append([])
     if found.interaction_s is not None:
-        share = found.interaction_s / found.a.step_s if alike else found.rate_interaction
-        rows.append(["interaction", _signed(found.interaction_s) if alike else "", percent(share, signed=True), ""])
-    peak = found.b.memory.peak_reserved_bytes - found.a.memory.peak_reserved_bytes
+        cells = _cells(found.interaction_s, found.rate_interaction, found.peak_interaction_bytes, found, alike=alike)
+        rows.append(["interaction", *(cells if alike else ["", *cells[1:]])])
     rate = rate_of(found.b) / rate_of(found.a) - 1.0
-    rows.append(["all together", *_cells(found.together_s, rate, peak, found, alike=alike)])
+    rows.append(["all together", *_cells(found.together_s, rate, found.together_peak_bytes, found, alike=alike)])
     beyond = "minus the sum" if alike else "over the product"
     told = [
         f"each difference applied separately to {labels[0]}; interaction: all together {beyond} of the single effects"

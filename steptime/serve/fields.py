@@ -58,8 +58,8 @@ def choices(path: str) -> list[str]:
     }
     if path in named:
         return named[path]()
-    owner = Parallelism if section == "parallelism" else Performance
-    return [str(word) for word in words_of(owner.model_fields[name].annotation)]
+    fields = Parallelism.model_fields if section == "parallelism" else Performance.model_fields
+    return [str(word) for word in words_of(fields[name].annotation)]
 
 
 def words_of(annotation: Any) -> list[Any]:

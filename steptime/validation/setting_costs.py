@@ -47,11 +47,18 @@ class Differences(NamedTuple):
     each: list[Difference]
     interaction_s: float | None
     """What all together change beyond the sum of the single changes; None where one cannot run by itself."""
+    peak_interaction_bytes: float | None
+    """The same of the reserved peak of the worst stage."""
 
     @property
     def together_s(self) -> float:
         """The change of the step with all settings of the second job."""
         return self.b.step_s - self.a.step_s
+
+    @property
+    def together_peak_bytes(self) -> float:
+        """The change of the reserved peak with all settings of the second job."""
+        return self.b.memory.peak_reserved_bytes - self.a.memory.peak_reserved_bytes
 
     @property
     def rate_interaction(self) -> float:
@@ -70,7 +77,14 @@ def differences(a: Job, b: Job) -> Differences:
     """
     ours, theirs = _plain(a.to_config()), _plain(b.to_config())
     before, after = estimate(a), estimate(b)
-    groups = _grouped(settings(ours, theirs), same_devices=before.devices == after.devices)
+    idle = {
+        f"performance.overlap.{axis}"  # nothing to overlap
+        for axis in ("tp", "cp", "dp", "pp", "ep")
+        if all(getattr(job.parallelism, axis) == 1 for job in (a, b))
+    }
+    groups = _grouped(
+        [one for one in settings(ours, theirs) if one.path not in idle], same_devices=before.devices == after.devices
+    )
     each = [_alone(ours, group, before) for group in groups]
     stuck = [d for d in each if d.step_s is None]
     if len(stuck) > 1:  # they may only run together
@@ -78,12 +92,14 @@ def differences(a: Job, b: Job) -> Differences:
         if merged.step_s is not None:
             each = [merged, *(d for d in each if d.step_s is not None)]
     each = _joined(ours, each, before)
-    changes = [d.step_change_s for d in each]
-    interaction = None
-    if all(change is not None for change in changes):
-        interaction = after.step_s - before.step_s - sum(change or 0.0 for change in changes)
     order = sorted(each, key=lambda d: -abs(d.rate_change) if d.rate_change is not None else 1.0)
-    return Differences(before, after, order, interaction)
+    found = Differences(before, after, order, None, None)
+    if any(d.step_s is None for d in each):
+        return found
+    return found._replace(
+        interaction_s=found.together_s - sum(d.step_change_s or 0.0 for d in each),
+        peak_interaction_bytes=found.together_peak_bytes - sum(d.peak_change_bytes or 0.0 for d in each),
+    )
 
 
 def _joined(ours: dict[str, Any], each: list[Difference], before: Estimate) -> list[Difference]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_files_of_forks import SETS, asked, written
@@ -147,11 +149,33 @@ def test_a_benchmark_that_is_chosen_by_model_devices_and_precision(tmp_path: Pat
     named = LAUNCHED.partition(" -m ")[0].replace("performance", "training")
     script = f"#!/bin/bash\n{named} --recipe own_8b_pretrain_8gpu_h100_fp8cs_config --nodes 2 --gpus-per-node 8\n"
     plan = written(tmp_path, "my/run.sh", script).config
-    assert (plan["data"]["gbs"], plan["parallelism"]["dp"]) == (128, 16)
-    (line,) = asked(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED.replace('-ng 8', '-ng 16')}\n")
-    assert line.startswith("line 2: recipe own_8b_pretrain_16gpu_h100_fp8cs_config was not found")
+    assert (plan["data"]["gbs"], plan["parallelism"]["dp"]) == (256, 16)
+    (line,) = asked(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED.replace('own_8b', 'own_9b')}\n")
+    assert line.startswith("line 2: recipe own_9b_pretrain_8gpu_h100_fp8cs_config was not found")
     (line,) = asked(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED} --num_layers 4\n")
     assert line.startswith("line 2: --num_layers of setup_experiment.py is not read")
+
+
+def test_a_benchmark_for_another_number_of_devices_is_resized(tmp_path: Path) -> None:
+    """v0.6.0 run_script.py: 128 sequences for dp 8, so 256 for dp 16 and for dp 8 of 16 devices with tp 2; -gb and the exact one
+    are not scaled. bf16 with Adam: the precision-aware optimizer."""
+    both = BENCHMARK + BENCHMARK.replace("8gpu", "32gpu").replace("= 128", "= 512")
+    recipes = tmp_path / "src/megatron/bridge/perf_recipes/own/h100/own.py"
+    recipes.parent.mkdir(parents=True)
+    recipes.write_text(textwrap.dedent(both))
+
+    def plan(words: str) -> dict[str, Any]:
+        return written(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED.replace('-ng 8', words)}\n").config
+
+    found = plan("-ng 16")
+    assert (found["data"]["gbs"], found["parallelism"]["dp"]) == (256, 16)
+    assert "own_8b_pretrain_32gpu_h100_fp8cs_config, resized to 16 devices" in found["notes"]
+    assert plan("-ng 16 -tp 2")["data"]["gbs"] == 128
+    assert plan("-ng 16 -gb 96")["data"]["gbs"] == plan("-ng 16 train.global_batch_size=96")["data"]["gbs"] == 96
+    assert plan("-ng 8 -tp 2")["data"]["gbs"] == 128
+    recipes.write_text(textwrap.dedent(BENCHMARK.replace("= 128", "= 100")))
+    (line,) = asked(tmp_path, "my/run.sh", f"#!/bin/bash\n{LAUNCHED.replace('-ng 8', '-ng 9')}\n")
+    assert line == "line 2: a batch of 100 for dp 8 does not scale to dp 9; add --set data.gbs=N"
 
 
 def test_devices_of_a_launchers_default_are_told(tmp_path: Path) -> None:

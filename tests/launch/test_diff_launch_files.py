@@ -121,6 +121,17 @@ def test_what_both_files_leave_open_is_asked_for_in_one_round(diff, script, tmp_
     assert "--devices: 16, but --set parallelism.dp=8 makes 8 devices" in err
 
 
+def test_a_file_that_cannot_be_read_may_name_the_machine(diff, script, tmp_path):
+    """A problem is told once, and the machine is asked for where every file was read."""
+    script("a.sh", "--global-batch-size 32")
+    (tmp_path / "plan.yaml").write_text("model: llama3-8b\ndevices: 8\nhardware: h100\ndepth: 1\n")
+    (tmp_path / "folder").mkdir()
+    assert "machine unknown" not in diff("plan.yaml", "a.sh")[2]
+    assert diff("none.yaml", "none.yaml") == (2, "", "none.yaml: no such file\n")
+    assert diff("folder", "a.sh") == (2, "", "folder: is a directory; give a plan, a launch file or a training log\n")
+    assert diff("a.sh", "a.sh")[2].count("a.sh: machine unknown") == 1
+
+
 def test_files_that_are_neither(diff, tmp_path):
     """A damaged plan has its own problems; a TOML of nothing known is named."""
     (tmp_path / "plan.yaml").write_text("model: llama3-8b\ndevices: 8\ndata: {gbs: 8}\nhardware: h100\ndepth: 1\n")

@@ -46,6 +46,9 @@ def test_each_difference_alone_and_together(base):
     assert {one.settings[0].path: one.step_change_s for one in found.each} == pytest.approx(alone, rel=1e-9)
     assert found.together_s == pytest.approx(after - before, rel=1e-9)
     assert found.interaction_s == pytest.approx(after - before - sum(alone.values()), rel=1e-6, abs=1e-9)
+    peaks = [one.peak_change_bytes for one in found.each]
+    both = estimate(other).memory.peak_reserved_bytes - estimate(base).memory.peak_reserved_bytes
+    assert found.peak_interaction_bytes == pytest.approx(both - sum(peaks), abs=1)
     assert [abs(one.rate_change) for one in found.each] == sorted(
         (abs(one.rate_change) for one in found.each), reverse=True
     )
@@ -80,6 +83,12 @@ def test_what_cannot_run_alone_runs_with_what_it_needs(base):
 
 def test_names_and_notes_are_no_differences(base):
     assert differences(base, base.replace(**{"model.name": "x", "notes": ["y"]})).each == []
+
+
+def test_the_overlap_of_an_axis_with_one_rank_is_no_difference(base):
+    """cp is 1 on both sides, dp 2."""
+    found = differences(base, base.replace(**{"performance.overlap.cp": False, "performance.overlap.dp": False}))
+    assert [one.settings[0].path for one in found.each] == ["performance.overlap.dp"]
 
 
 def test_settings_by_path():

@@ -208,7 +208,22 @@ def test_a_config_that_was_moved_is_named_where_the_repository_has_one_of_its_na
         ("HuggingFaceH4/zephyr-7b-beta", "mistral-7b-v0.2"),
         ("openlm-research/open_llama_7b_v2", "llama1-7b"),
         ("/models/llama_2_7b_fixed_resized", None),  # of another vocabulary
-        ("Qwen/Qwen1.5-MoE-A2.7B", None),
+        ("Qwen/Qwen1.5-MoE-A2.7B", "qwen1.5-moe-a2.7b"),
+        ("Qwen/Qwen-1_8B-Chat", "qwen1.5-1.8b"),
+        ("allenai/Llama-3.1-Tulu-3-8B-SFT", "tulu3-8b"),  # 128,264 entries
+        ("allenai/Llama-3.1-Tulu-3.1-8B", "tulu3-8b"),
+        ("allenai/llama-3-tulu-2-8b", None),  # its entries are not known
+        ("teknium/OpenHermes-2.5-Mistral-7B", "openhermes-2.5-mistral-7b"),  # 32,002 entries
+        ("mistralai/Devstral-Small-2505", "mistral-small-24b"),
+        ("mistralai/Magistral-Small-2507", "mistral-small-24b"),
+        ("mistralai/Magistral-Small-2509", None),  # takes images
+        ("mistralai/Ministral-8B-Instruct-2410", "ministral-8b"),
+        ("EleutherAI/pythia-14m", "pythia-14m"),
+        ("cerebras/Cerebras-GPT-1.3B", "cerebras-gpt-1.3b"),
+        ("nvidia/Minitron-4B-Base", "minitron-4b"),
+        ("codellama/CodeLlama-70b-Python-hf", "codellama-70b"),
+        ("stabilityai/stable-code-3b", "stablelm-3b"),
+        ("Qwen/Qwen3.5-35B-A3B", "qwen3.5-35b-a3b"),
         ("NousResearch/Hermes-3-Llama-3.1-8B", "llama3-8b"),
         ("NousResearch/Hermes-2-Pro-Llama-3-8B", None),  # 128,288 entries
         ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", "llama3-8b"),

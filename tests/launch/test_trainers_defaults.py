@@ -27,6 +27,24 @@ def test_axolotls_auto_gives_way_to_fp16(tmp_path, line, precision):
     assert job(tmp_path, "a.yml", f"{AXOLOTL}{line}\n").performance.precision == precision
 
 
+@pytest.mark.parametrize(
+    ("line", "kernel"),
+    [
+        ("", "fused"),
+        ("optimizer: adamw_torch", None),
+        ("optimizer: adamw_torch_fused", "fused"),
+        ("optimizer: adamw_8bit", None),
+    ],
+)
+def test_the_kernel_of_the_optimizer_by_its_name(tmp_path, line, kernel):
+    """training_args.py, OptimizerNames: torch's AdamW, foreach as the profile, or fused; Axolotl's default is fused since 0.8."""
+    assert job(tmp_path, "a.yml", f"{AXOLOTL}{line}\n").performance.optimizer_impl == kernel
+    script = f"torchrun --nproc_per_node 8 train.py --model_name_or_path {LLAMA} --per_device_train_batch_size 1 --bf16"
+    optim = "--block_size 2048 " + line.replace("optimizer: ", "--optim ")
+    found = job(tmp_path, "a.sh", f"{script} {optim} --optim_args x --train_sampling_strategy random\n")
+    assert found.performance.optimizer_impl == (kernel if line else None)
+
+
 @pytest.mark.parametrize(("method", "precision"), [("full", "fp32"), ("lora", "bf16")])
 def test_llama_factory_without_bf16_loads_the_models_own_dtype(tmp_path, method, precision):
     """model/patcher.py, infer_optim_dtype: bf16; model/adapter.py then casts what is trained to fp32: all, or the adapters."""

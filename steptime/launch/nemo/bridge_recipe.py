@@ -31,18 +31,20 @@ from steptime.launch.reading import LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import Word, blanks, flags_of
 
 _FP8: tuple[dict[str, Any], ...] = (
-    {"fp8": "hybrid", "fp8_recipe": "delayed"},
-    {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
     {"fp8": "hybrid", "fp8_recipe": "blockwise"},
-    {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
 )
 _PRECISIONS: dict[str, dict[str, Any]] = {
     "bf16": {}, "fp16": {"fp16": True}, "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
-    **dict.fromkeys(("fp8", "fp8_ds", "fp8_delayed"), _FP8[0]), **dict.fromkeys(("fp8_cs", "fp8_current"), _FP8[1]),
+    **dict.fromkeys(("fp8", "fp8_ds", "fp8_delayed"), _FP8[0]), "fp8_cs": _FP8[1],
+    "fp8_current": _FP8[1] | {"first_last_layers_bf16": True},
     **dict.fromkeys(("fp8_sc", "fp8_subchannel"), _FP8[2]), **dict.fromkeys(("fp8_mx", "mxfp8"), _FP8[3]),
 }  # fmt: skip
 """Words of Megatron-Bridge's recipes, less bf16_with_ and _scaling_mixed -> fields of its mixed precision
-(training/mixed_precision.py, MIXED_PRECISION_RECIPES; the short ones are those of its perf recipes)."""
+(training/mixed_precision.py, MIXED_PRECISION_RECIPES, the same in v0.2.0 to v0.6.0; the short ones are those of its perf
+recipes, perf_recipes/_common.py)."""
 BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
 """Functions of the framework that return configs, and those of its mixed precision."""
 _DEFAULTS = "arguments of the program that are not given have its defaults"

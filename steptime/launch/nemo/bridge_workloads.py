@@ -1,0 +1,108 @@
+"""Benchmarks of Megatron-Bridge 0.2, which its launchers choose by model, size, accelerator and precision.
+
+Source: NVIDIA-NeMo/Megatron-Bridge v0.2.2 scripts/performance/utils/helpers.py, get_model_recipe_with_user_overrides: settings
+of the benchmark's function, then the options, then a batch in proportion to the devices, then words `a.b=c`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, NamedTuple
+
+from steptime.base.config import ConfigError, near
+from steptime.base.document import parse_mapping, read_source
+from steptime.job.edit import put
+from steptime.launch.config_values import CLASS
+from steptime.launch.keys import FOLDER
+
+_ONLY_ON = ("moe_a2a_overlap", "use_megatron_fsdp", "use_tokendrop")
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return parse_mapping(*read_source(FOLDER / "megatron_bridge_workloads.yaml"))
+
+
+class Chosen(NamedTuple):
+    """A recipe that a script starts."""
+
+    name: str
+    tree: dict[str, Any]
+    """Its config."""
+    notes: list[str]
+    devices: int = 0
+    """Those of a benchmark whose batch is in proportion to the replicas; 0: of another recipe, or a benchmark for as many."""
+
+
+def is_workload(said: dict[str, Any]) -> bool:
+    """Whether the options of a launcher choose a benchmark by model and size, as those of 0.1 and 0.2 do."""
+    return bool({"s", "model_size"} & said.keys())
+
+
+def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
+    """A benchmark by its options; what it takes is removed from the options.
+
+    Raises:
+        ConfigError: there is no such benchmark, or it is one of 0.1.
+    """
+    table = _table()
+    for short, name in table["selectors"].items():
+        if short in said:
+            said[name] = said.pop(short)
+    for name in table["without_cost"]:
+        said.pop(name, None)
+    chosen = [str(said.pop(key, "")).lower() for key in ("model_name", "model_size", "gpu")]
+    precision = str(said.pop("compute_dtype", "bf16")).lower()
+    name = "_".join([*chosen, precision])
+    if re.search(r":25\.0\d", str(said.get("container_image"))) or {"fp8_recipe", "config_file"} & said.keys():
+        raise ConfigError(
+            f"{path}: benchmarks of Megatron-Bridge 0.1 are not known; give the log that prints the job's config"
+        )
+    task = said.pop("task", "pretrain")
+    if name not in table["workloads"] or task != "pretrain":
+        what = f"{path}: {task} {name} is not a known benchmark of Megatron-Bridge {table['release']}"
+        raise ConfigError(f"{what}{near(name, table['workloads'])}; else give the log that prints the job's config")
+    said.pop("num_gpus", None)
+    note = f"settings of the benchmark {name} as in Megatron-Bridge {table['release']}, scripts/performance"
+    return Chosen(name, _config(name, precision, said, devices), [note])
+
+
+def _config(name: str, precision: str, said: dict[str, Any], devices: int | None) -> dict[str, Any]:
+    table = _table()
+    model = next(model for model in table["models"] if name.startswith(f"{model}_"))
+    own = {table["names"][key]: value for key, value in table["workloads"][name].items()}
+    options = {key: said.pop(key) for key in table["sets"] if key in said}
+    usual = own.pop("num_gpus")
+    fields = dict(table["all"])
+    for like in table["models"][model]["like"]:
+        fields |= table["like"][like]
+    fields |= _set_by(own)
+    for pattern, after in table["after"].items():
+        fields |= after if re.search(pattern, name) else {}
+    fields |= _set_by(options)
+    fields["model.sequence_parallel"] = fields["model.tensor_model_parallel_size"] > 1
+    if devices is not None and "global_batch_size" not in options:
+        fields["train.global_batch_size"] = int(fields["train.global_batch_size"] / usual * devices)
+    degrees = [fields.get(f"model.{axis}_parallel_size") or 1 for axis in ("tensor_model", "pipeline_model", "context")]
+    replicas = (devices or usual) // (degrees[0] * degrees[1] * degrees[2])
+    interleaved = (fields.get("model.virtual_pipeline_model_parallel_size") or 1) > 1
+    fields["optimizer.overlap_param_gather_with_optimizer_step"] = replicas > 1 and degrees[1] > 1 and interleaved
+    tree: dict[str, Any] = {CLASS: "ConfigContainer"}
+    tree["model"] = {CLASS: "AutoBridge.from_hf_pretrained", "_args_": [table["models"][model]["hf"]]}
+    tree["mixed_precision"] = {CLASS: table["precisions"][precision]}
+    for key, value in fields.items():
+        put(tree, key, value)
+    return tree
+
+
+def _set_by(options: dict[str, Any]) -> dict[str, Any]:
+    """What options set; a switch that is off sets nothing."""
+    fields: dict[str, Any] = {}
+    for option, given in options.items():
+        if option in _ONLY_ON and str(given).lower() not in {"true", "1", "t", "yes", "y"}:
+            continue
+        listed = option in {"cuda_graph_scope", "recompute_modules"} and isinstance(given, str)
+        value = given.split(",") if listed else given
+        fields |= {key: value if sets == "=" else sets for key, sets in _table()["sets"][option].items()}
+    return fields
