@@ -238,3 +238,15 @@ def test_norms_that_a_forks_flags_take_away(tmp_path):
         "micro_batch_size": "1",
     }
     assert not from_arguments(sizes | dump, "log", world_size=8, vocab_size=1000).of("unmodeled")
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        ("--eval-only True", "the job evaluates and does not train"),
+        ("--skip-train", "the job evaluates and does not train"),
+        ("--bitfit", "only biases are trained"),
+    ],
+)
+def test_a_job_that_trains_nothing_or_only_biases_is_refused(tmp_path, flag, why):
+    assert f": {why}; not modeled" in problem_of(tmp_path, f"{GPT2} {flag}")

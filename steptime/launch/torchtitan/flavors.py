@@ -27,6 +27,10 @@ _DIGITS = 12
 _SIZE = re.compile(r"size: ([\d,]+) total parameters")
 
 
+NO_FAMILIES = {"source", "aliases", "not_modeled", "of_functions", "changed_in_functions"}
+"""Keys of the table that are no model."""
+
+
 @cache
 def models() -> dict[str, Any]:
     """The table of flavors."""
@@ -36,7 +40,7 @@ def models() -> dict[str, Any]:
 def known_models() -> set[str]:
     """Names of models."""
     table = models()
-    return {*table, *table["aliases"]}
+    return {*table, *table["aliases"]} - NO_FAMILIES
 
 
 _LATER = frozenset({
@@ -59,7 +63,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         return own
     name, flavor = str(keys.get("model.name")).removeprefix(SIMPLE), str(keys.get("model.flavor"))
     family = table["aliases"].get(name, name)
-    families = [key for key in table if key not in {"source", "aliases", "not_modeled", "of_functions"}]
+    families = [key for key in table if key not in NO_FAMILIES]
     if why := table["not_modeled"]["models"].get(name):
         raise keys.error("model.name", f"{name}, {OTHER_MODEL} ({why}); not modeled")
     if family not in families:
@@ -73,12 +77,14 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
             keys.approximate("model.flavor", f"{why}; counted as {base}")
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
     listed = dict(table[family][base]) if base in flavors else None
+    if of_function and listed is not None:
+        listed |= table["changed_in_functions"].get(family, {}).get(base, {})
     if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
         return own
     if family == "qwen3" and (own := own_qwen3(keys, flavor, listed)):
         return own
     renamed = {item.name for item in keys.given if item.name != item.key} - _LATER
-    if family == "llama3" and flavor == "debugmodel" and renamed:
+    if family in {"llama3", "llama4"} and flavor == "debugmodel" and renamed:
         # 8 layers in torchtitan/models/llama/__init__.py of November 2024, 6 in May 2025; no vocab_size in either
         why = "releases before 0.2 differ in its layers, and take its vocabulary from the tokenizer"
         raise keys.error("model.flavor", f"debugmodel: {why}; add --set model=NAME")

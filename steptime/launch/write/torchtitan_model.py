@@ -7,10 +7,9 @@ from typing import Any
 
 from steptime.base.config import build
 from steptime.job.edit import read_model
-from steptime.launch.torchtitan.flavors import models
+from steptime.launch.torchtitan.flavors import NO_FAMILIES, models
 from steptime.model.model import Model
 
-_NO_FAMILIES = {"source", "aliases", "not_modeled", "of_functions"}
 NOT_IN_LAST = frozenset({"llama2"})
 """Models of the table that v0.2.2 does not have (torchtitan/models/__init__.py, _supported_models)."""
 NONE = "give name and flavor: the plan's model is none of torchtitan's"
@@ -48,7 +47,7 @@ def _flavors() -> dict[tuple[str, str], Model]:
     return {
         (family, name): build(Model, read_model(dict(section)))
         for family in table
-        if family not in _NO_FAMILIES
+        if family not in NO_FAMILIES
         for name, section in table[family].items()
         if name not in table["of_functions"].get(family, [])
     }
