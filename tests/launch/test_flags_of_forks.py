@@ -244,9 +244,16 @@ def test_norms_that_a_forks_flags_take_away(tmp_path):
     ("flag", "why"),
     [
         ("--eval-only True", "the job evaluates and does not train"),
+        ("--no-train 1", "the job evaluates and does not train"),
         ("--skip-train", "the job evaluates and does not train"),
         ("--bitfit", "only biases are trained"),
     ],
 )
 def test_a_job_that_trains_nothing_or_only_biases_is_refused(tmp_path, flag, why):
     assert f": {why}; not modeled" in problem_of(tmp_path, f"{GPT2} {flag}")
+
+
+def test_the_vocabulary_of_mt5(tmp_path):
+    """250,100 tokens of the tokenizer, not the 250,112 rows of mT5's own embedding (huggingface/transformers#10528)."""
+    job = job_of(tmp_path, "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path google/mt5-base")
+    assert job.model.vocab_sz == 250100
