@@ -257,3 +257,17 @@ def test_the_vocabulary_of_mt5(tmp_path):
     """250,100 tokens of the tokenizer, not the 250,112 rows of mT5's own embedding (huggingface/transformers#10528)."""
     job = job_of(tmp_path, "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path google/mt5-base")
     assert job.model.vocab_sz == 250100
+
+
+@pytest.mark.parametrize(
+    ("flags", "layers"),
+    [
+        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 2", 2),
+        ("--recompute-method block --recompute-num-layers 2", None),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 2", 2),
+    ],
+)
+def test_a_method_of_recomputation_alone(tmp_path, flags, layers):
+    """Megatron-LM 2.5 has no granularity; later ones recompute nothing without it (transformer.py, recompute_granularity)."""
+    performance = job_of(tmp_path, f"{GPT2} {flags}").performance
+    assert (performance.recompute and performance.recompute.n_layers) == layers

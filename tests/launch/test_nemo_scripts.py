@@ -125,3 +125,11 @@ def test_the_name_of_a_config_says_its_devices(tmp_path: Path) -> None:
     asks = ("number of devices unknown; add --set parallelism.dp=N",)
     assert asked(tmp_path, "mixtral-16-32-gpus.yaml", text) == asks
     assert written(tmp_path, "a-256gpus.yaml", text, **{"parallelism.dp": 8}).config["parallelism"]["dp"] == 8
+
+
+def test_no_granularity_of_recomputation_is_none(tmp_path: Path) -> None:
+    """NeMo's launcher, conf/training/llama: a method and a number of layers stay beside a granularity of null."""
+    said = {"granularity": "null", "method": "block", "num_layers": 1}
+    own = "\n  ".join(f"activations_checkpoint_{key}: {value}" for key, value in said.items())
+    text = CONFIG.replace("  num_layers: 8", f"  {own}\n  num_layers: 8")
+    assert written(tmp_path, "own.yaml", text).config["performance"]["activation_checkpointing_type"] == "none"
