@@ -306,3 +306,35 @@ def test_flavors_that_config_functions_have_otherwise(tmp_path):
         )
         model = to_job(read("torchtitan", f"{path}:debug", HARDWARE), HARDWARE).model
         assert (model.attention.window, model.vocab_sz) == (window, vocabulary)
+
+
+FUNCTION_OF = """
+def {name}() -> Trainer.Config:
+    return Trainer.Config(
+        {tokenizer}model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=1, seq_len=2048),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=8),
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer"),
+    [("qwen3_vl_8b", ""), ("own", "tokenizer=MultiModalTokenizer.Config(**SPECIAL_TOKENS),\n        ")],
+)
+def test_models_of_images_are_not_those_of_text(tmp_path, name, tokenizer):
+    """torchtitan/models/qwen3_vl@22104149 has qwen3's flavors and a vision encoder."""
+    path = tmp_path / "config_registry.py"
+    path.write_text(FUNCTION_OF.format(name=name, tokenizer=tokenizer))
+    with pytest.raises(ConfigError) as error:
+        read("torchtitan", f"{path}:{name}", HARDWARE)
+    assert "(it takes images in addition to text); not modeled" in error.value.problems[0]
+
+
+def test_a_function_is_of_the_family_of_the_others(tmp_path):
+    """sft_math says no model, and all others of its file are named after one."""
+    path = tmp_path / "config_registry.py"
+    names = ("qwen3_8b", "qwen3_moe_debug", "sft_math")
+    path.write_text("".join(FUNCTION_OF.format(name=name, tokenizer="") for name in names))
+    model = to_job(read("torchtitan", f"{path}:sft_math", HARDWARE), HARDWARE).model
+    assert (model.name, model.n_layers) == ("qwen3-8b", 36)

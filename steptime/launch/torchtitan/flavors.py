@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -37,10 +38,22 @@ def models() -> dict[str, Any]:
     return parse_mapping(*read_source(FOLDER / "torchtitan_models.yaml"))
 
 
-def known_models() -> set[str]:
-    """Names of models."""
+def known_models() -> list[str]:
+    """Names of models, also of those that are not modeled, the longest first."""
     table = models()
-    return {*table, *table["aliases"]} - NO_FAMILIES
+    return sorted({*table, *table["aliases"], *table["not_modeled"]["models"]} - NO_FAMILIES, key=len, reverse=True)
+
+
+def family_of(functions: Iterable[str]) -> str:
+    """The one family of models with which the names of config functions begin; "" where there is none, or several.
+
+    >>> family_of(["sft_math", "qwen3_8b", "qwen3_moe_debug"]), family_of(["qwen3_vl_8b"]), family_of(["llama3_8b", "qwen3_8b"])
+    ('qwen3', 'qwen3_vl', '')
+    """
+    begins = re.compile(rf"(?:{'|'.join(known_models())})(?=_)")
+    found = {begun[0] for name in functions if (begun := begins.match(name))}
+    families = {models()["aliases"].get(name, name) for name in found}
+    return families.pop() if len(families) == 1 else ""
 
 
 _LATER = frozenset({

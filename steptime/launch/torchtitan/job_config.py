@@ -25,7 +25,7 @@ from steptime.launch.torchtitan.captures import KEY as CAPTURES
 from steptime.launch.torchtitan.captures import in_release
 from steptime.launch.torchtitan.checkpointing import option_of
 from steptime.launch.torchtitan.converters import put_converters
-from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
+from steptime.launch.torchtitan.flavors import family_of, flavor_of, from_log, known_models
 from steptime.launch.torchtitan.graph_trainer import CONVERSION, read_converted, with_defaults
 from steptime.launch.torchtitan.plan_sections import config_of
 from steptime.launch.torchtitan.scripts import is_steps_alone, named_by
@@ -156,13 +156,15 @@ def _function(path: str, text: str, name: str, nearby: NearbyFiles | None) -> Tr
         name, tree = read_converted(path, text, name, nearby)
     else:
         name, tree = read_function(path, text, name, "Trainer.Config")
+    if "MultiModalTokenizer" in str(tree.get("tokenizer")):
+        raise ConfigError(f"{path}:{name}: {OTHER_MODEL} (it takes images in addition to text); not modeled")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
-        words = sorted(known_models(), key=len, reverse=True)
+        words = known_models()
         here = [nearby.folder.resolve()] if nearby is not None and nearby.folder is not None else []
         folders = [PurePath(path).parent, *here]
         own = next((folder.name for folder in folders if folder.name in words or folder.parent.name == "models"), "")
-        named = next((word for word in words if name.startswith(f"{word}_")), "")
-        named = named or next((word for word in words if word in PurePath(path).name), name)
+        of_file = next((word for word in words if word in PurePath(path).name), "")
+        named = family_of([name]) or of_file or family_of(re.findall(r"^def (\w+)\(", text, re.MULTILINE)) or name
         tree["model_spec"]["name"] = own or named
     return tree
 
