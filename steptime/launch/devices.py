@@ -79,11 +79,13 @@ def of_a_run(text: str) -> dict[str, str]:
     return {"devices": f"number of devices unknown: {told}; {SET_DEVICES}"} if found else {}
 
 
-_NAMED = re.compile(r"(?<![\dA-Za-z])(\d{1,5})(?:[-_]?gpus?|x(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE)
+_NAMED = re.compile(
+    r"(?<![\dA-Za-z])(?<!\d[-_])(\d{1,5})(?:[-_]?gpus?|x(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE
+)
 
 
 def of_name(name: str) -> int | None:
-    """The devices that the name of a config says; None where it says none, or two numbers.
+    """The devices that the name of a config says; None where it says none, or two numbers ("16-32-gpus").
 
     >>> of_name("llama3_32b_8_gpus.toml"), of_name("llama3_70b-16xb200-16k.toml"), of_name("llama3_8b.toml")
     (8, 16, None)
@@ -102,8 +104,8 @@ FIRST_OF_SEVERAL = ", of which only the first is read"
 """In the note that a script launches several jobs."""
 NOT_STATED = "number of devices not set"
 """Start of the note on a number of devices that no file states; the report prints it below its first lines."""
-
-
+LAUNCHED = "launched on "
+"""Start of the note on the nodes and processes that a launch command states."""
 NOT_THE_FILES = "number of devices set to "
 """Start of the note on a number of devices that the user's settings make and the file contradicts; printed at the same place."""
 
@@ -145,8 +147,8 @@ def is_told_first(note: str, devices: int, on_node: int) -> bool:
 
 
 def still_true(notes: Iterable[str], sets: Sets) -> list[str]:
-    """The notes of a script, but for the one on a number of devices where the user tells the number."""
-    return [note for note in notes if not (states_devices(sets) and is_default(note))]
+    """The notes of a script, but for those on a number of devices where the user tells the number."""
+    return [note for note in notes if not (states_devices(sets) and note.startswith((NOT_STATED, LAUNCHED)))]
 
 
 def is_default(note: str) -> bool:

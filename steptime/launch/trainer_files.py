@@ -220,7 +220,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
         devices = devices_of(script, table, said, unclear)
         name = script.program.rpartition("/")[2]
         code = (nearby.text(script.program) or "") if nearby is not None and name.endswith(".py") else ""
-        return Said(said, devices, unclear, name, defaults_in(code), script.notes, code)
+        notes = (*script.launched(), *script.notes)
+        return Said(said, devices, unclear, name, defaults_in(code), notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], nearby), text)
     tree = of_section(parse_mapping(text, path, repeats=True), table)
     tree = resolve(tree, env | variables_of(nearby))

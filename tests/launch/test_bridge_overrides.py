@@ -134,3 +134,62 @@ def test_options_of_the_program_that_starts_recipes(tmp_path: Path) -> None:
     for option in ("--packed_sequence", "--mode lora"):
         (line,) = asked(tmp_path, "run.sh", named.strip() + f" {option}\n")
         assert line.startswith(f"line 3: {option.split()[0]} of run_recipe.py is not read;")
+
+
+BENCHMARK = """\
+    from megatron.bridge.perf_recipes._common import _benchmark_common, _perf_precision
+    from megatron.bridge.recipes.llama import llama3_70b_pretrain_config
+
+    def own_64gpu_h100_bf16_config() -> ConfigContainer:
+        cfg = llama3_70b_pretrain_config()
+        {lines}
+        return cfg
+"""
+
+
+def test_overlap_of_a_recipe(tmp_path: Path) -> None:
+    """recipes/llama/h100/llama3.py: CommOverlapConfig(tp_comm_overlap=True); the sends of virtual stages overlap by its setup."""
+
+    def overlap_of(line: str) -> dict[str, bool]:
+        return dict(written(tmp_path, "own.py", BENCHMARK.format(lines=line)).config["performance"]["overlap"])
+
+    assert overlap_of("pass") == {"tp": True, "dp": True, "pp": True}
+    assert overlap_of("cfg.comm_overlap.tp_comm_overlap = False") == {"tp": False, "dp": True, "pp": True}
+    assert overlap_of("cfg.comm_overlap = None") == {"tp": False, "dp": True, "pp": False}
+    assert overlap_of("cfg.model.virtual_pipeline_model_parallel_size = None")["pp"] is False
+
+
+@pytest.mark.parametrize(
+    ("line", "gradients"),
+    [
+        ("pass", "fp32"),
+        ('cfg.mixed_precision = _perf_precision("bf16")', "bf16"),
+        ("_benchmark_common(cfg)", "bf16"),
+        ("_benchmark_common(cfg); cfg.mixed_precision.grad_reduce_in_fp32 = True", "fp32"),
+    ],
+)
+def test_functions_of_its_benchmarks(tmp_path: Path, line: str, gradients: str) -> None:
+    """perf_recipes/_common.py: both set grad_reduce_in_fp32 to false, which bf16_mixed has true."""
+    reading = written(tmp_path, "own.py", BENCHMARK.format(lines=line))
+    assert reading.config["performance"]["main_grad_dtype"] == gradients
+    assert [flag.name for flag in reading.of("approximated")] == ["llama3_70b_pretrain_config()"]
+
+
+def test_the_layers_of_a_recipe_with_embedding_and_head_among_them(tmp_path: Path) -> None:
+    """Llama 3.1 405B: 126 layers, embedding and head are 128 on 8 stages of 8; 1,024 / (8 * 8 * 2) = 8 ranks."""
+    lines = "cfg.model.virtual_pipeline_model_parallel_size = 8; cfg.model.context_parallel_size = 2"
+    text = BENCHMARK.format(lines=lines).replace("llama3_70b", "llama31_405b").replace("64gpu", "1024gpu")
+    layout = written(tmp_path, "own.py", text).config["parallelism"]
+    assert (layout["pp"], layout["vpp"], layout["dp"]) == (8, 8, 8)
+    assert layout["embedding_and_loss_count_as_layers"] is True
+
+
+def test_experts_of_a_recipe_are_not_split_over_tp(tmp_path: Path) -> None:
+    """expert_tensor_parallel_size 1 in all of its recipes of experts: 16 devices of a stage are 8 of experts, twice."""
+    lines = (
+        "cfg.model.tensor_model_parallel_size = 2; cfg.model.expert_model_parallel_size = 8; cfg.dataset.seq_length = 4096;"
+        " cfg.train.global_batch_size = 64; cfg.train.micro_batch_size = 1; cfg.model.pipeline_model_parallel_size = 4"
+    )
+    text = BENCHMARK.format(lines=lines).replace("llama3_70b", "qwen3_30b_a3b")
+    layout = written(tmp_path, "own.py", text).config["parallelism"]
+    assert {key: layout[key] for key in ("tp", "dp", "ep", "etp")} == {"tp": 2, "dp": 8, "ep": 8, "etp": 1}

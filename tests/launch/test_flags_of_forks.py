@@ -238,3 +238,36 @@ def test_norms_that_a_forks_flags_take_away(tmp_path):
         "micro_batch_size": "1",
     }
     assert not from_arguments(sizes | dump, "log", world_size=8, vocab_size=1000).of("unmodeled")
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        ("--eval-only True", "the job evaluates and does not train"),
+        ("--no-train 1", "the job evaluates and does not train"),
+        ("--skip-train", "the job evaluates and does not train"),
+        ("--bitfit", "only biases are trained"),
+    ],
+)
+def test_a_job_that_trains_nothing_or_only_biases_is_refused(tmp_path, flag, why):
+    assert f": {why}; not modeled" in problem_of(tmp_path, f"{GPT2} {flag}")
+
+
+def test_the_vocabulary_of_mt5(tmp_path):
+    """250,100 tokens of the tokenizer, not the 250,112 rows of mT5's own embedding (huggingface/transformers#10528)."""
+    job = job_of(tmp_path, "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path google/mt5-base")
+    assert job.model.vocab_sz == 250100
+
+
+@pytest.mark.parametrize(
+    ("flags", "layers"),
+    [
+        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 2", 2),
+        ("--recompute-method block --recompute-num-layers 2", None),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 2", 2),
+    ],
+)
+def test_a_method_of_recomputation_alone(tmp_path, flags, layers):
+    """Megatron-LM 2.5 has no granularity; later ones recompute nothing without it (transformer.py, recompute_granularity)."""
+    performance = job_of(tmp_path, f"{GPT2} {flags}").performance
+    assert (performance.recompute and performance.recompute.n_layers) == layers

@@ -113,3 +113,23 @@ def test_keys_of_nemo_1_without_effect():
     found = read_nemo("job", text.replace("\nmodel:\n", f"\nrestore_from_path: null\nmodel:\n{keys}"), {})
     assert not found.of("unmodeled")
     assert found.config == read_nemo("job", text, {}).config
+
+
+def test_the_name_of_a_config_says_its_devices(tmp_path: Path) -> None:
+    """256 devices over tp 4 are 64 ranks, and 256 samples 4 of each; two numbers, or nodes of its own, are not guessed over."""
+    text = CONFIG.replace("num_nodes: 16, ", "").replace("global_batch_size: 64", "global_batch_size: 256")
+    plan = written(tmp_path, "llama3-1-70b-256gpus-a4-bf16.yaml", text).config
+    assert plan["parallelism"]["dp"] == 64
+    assert "number of devices not set, 256 assumed: the name of the file" in plan["notes"][0]
+    assert written(tmp_path, "own-256gpus.yaml", CONFIG).config["parallelism"]["dp"] == 32
+    asks = ("number of devices unknown; add --set parallelism.dp=N",)
+    assert asked(tmp_path, "mixtral-16-32-gpus.yaml", text) == asks
+    assert written(tmp_path, "a-256gpus.yaml", text, **{"parallelism.dp": 8}).config["parallelism"]["dp"] == 8
+
+
+def test_no_granularity_of_recomputation_is_none(tmp_path: Path) -> None:
+    """NeMo's launcher, conf/training/llama: a method and a number of layers stay beside a granularity of null."""
+    said = {"granularity": "null", "method": "block", "num_layers": 1}
+    own = "\n  ".join(f"activations_checkpoint_{key}: {value}" for key, value in said.items())
+    text = CONFIG.replace("  num_layers: 8", f"  {own}\n  num_layers: 8")
+    assert written(tmp_path, "own.yaml", text).config["performance"]["activation_checkpointing_type"] == "none"

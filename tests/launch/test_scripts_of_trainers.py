@@ -139,3 +139,10 @@ def test_the_kind_of_a_model_under_swift_is_not_its_name(tmp_path):
     flags = "--model_type qwen3 --tuner_type full --max_length 512 --per_device_train_batch_size 1\n"
     text = f"NPROC_PER_NODE=8 swift sft --model /weights/Qwen3-0.6B {flags}"
     assert job(tmp_path, "run.sh", text).model.name == "qwen3-0.6b"
+
+
+def test_processes_that_take_a_part_of_each_node_are_told(tmp_path):
+    """2 nodes of 4 processes each, which one node of the machine has: the report says both."""
+    flags = "--model Qwen/Qwen2.5-7B --tuner_type full --max_length 512 --per_device_train_batch_size 1"
+    found = job(tmp_path, "run.sh", f"NNODES=2 NODE_RANK=0 NPROC_PER_NODE=4 swift sft {flags}\n")
+    assert (found.parallelism.dp, "launched on 2 nodes with 4 processes each" in found.notes) == (8, True)

@@ -161,3 +161,19 @@ def test_the_devices_that_slurm_gives_a_launcher_are_those_of_its_headers(tmp_pa
     """Slurm sets CUDA_VISIBLE_DEVICES to the devices of --gres (slurm.schedmd.com/gres.html); a launcher counts those."""
     script = read_script(f"#!/bin/bash\n#SBATCH {headers}\n{command}\n", "run.slurm")
     assert (script.devices or script.devices_per_node) == devices
+
+
+@pytest.mark.parametrize(
+    ("first", "asks"),
+    [
+        ("TP=8", "line 5 sources ./CONFIG.sh, which was not found; put it in the same folder, or add --with FILE"),
+        ("DGXNNODES=1", "give the config that reads them: --from nemo FILE, with this file as --with"),
+    ],
+)
+def test_a_file_of_variables_asks_for_what_reads_them(tmp_path, first, asks):
+    """Sizes that a sourced script puts into its command, or those of MLPerf, whose config reads them."""
+    run = tmp_path / "run.sh"
+    run.write_text(f"{first}\nPP=2\nMBS=4\nGBS=64\n. `pwd`/CONFIG.sh\n")
+    with pytest.raises(ConfigError) as error:
+        read_script(run.read_text(), str(run), {}, None)
+    assert error.value.problems[0].endswith(asks)

@@ -9,6 +9,7 @@ from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 from steptime.launch.torchtitan.own_flavors import nested_sizes, registered
+from steptime.model.blocks import n_params
 
 REGISTRY = """
 llama3_configs = {{
@@ -278,3 +279,62 @@ def test_a_flavor_in_a_comment_is_not_the_forks(tmp_path: Path) -> None:
     config = at / "train_configs" / "job.toml"
     config.write_text(JOB.format(flavor="1B"))
     assert to_job(read("torchtitan", str(config), HARDWARE), HARDWARE).model.inter_sz == 8192
+
+
+@pytest.mark.parametrize(("family", "total"), [("llama4", 15_017_216), ("gpt_oss", 183_000_000)])
+def test_models_for_debugging(tmp_path, family, total):
+    """llama4: 6 layers of 4 * 256^2, 3 MLPs of 3 * 256 * 768, 3 times 8 + 1 experts of 3 * 256 * 512 with a router, the norms."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(flavor="debugmodel").replace("llama3", family))
+    model = to_job(read("torchtitan", str(path), HARDWARE), HARDWARE).model
+    of_llama4 = 6 * 4 * 256**2 + 3 * 3 * 256 * 768 + 3 * (9 * 3 * 256 * 512 + 256 * 8) + 13 * 256 + 2 * 2048 * 256
+    assert of_llama4 == 15_017_216
+    assert round(n_params(model), -6 if family == "gpt_oss" else 0) == total
+    assert model.attention.window == {"llama4": None, "gpt_oss": 128}[family]
+
+
+def test_flavors_that_config_functions_have_otherwise(tmp_path):
+    """llama4/__init__.py and gpt_oss/__init__.py of 2026: attention within blocks of 256, a vocabulary of 2,048."""
+    for family, window, vocabulary in (("llama4", 256, 2048), ("gpt_oss", 128, 2048)):
+        path = tmp_path / family / "config_registry.py"
+        path.parent.mkdir()
+        path.write_text(
+            "def debug() -> Trainer.Config:\n    return Trainer.Config(\n"
+            '        model_spec=model_registry("debugmodel"),\n'
+            "        training=TrainingConfig(local_batch_size=1, seq_len=2048),\n"
+            "        parallelism=ParallelismConfig(data_parallel_shard_degree=8),\n    )\n"
+        )
+        model = to_job(read("torchtitan", f"{path}:debug", HARDWARE), HARDWARE).model
+        assert (model.attention.window, model.vocab_sz) == (window, vocabulary)
+
+
+FUNCTION_OF = """
+def {name}() -> Trainer.Config:
+    return Trainer.Config(
+        {tokenizer}model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=1, seq_len=2048),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=8),
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer"),
+    [("qwen3_vl_8b", ""), ("own", "tokenizer=MultiModalTokenizer.Config(**SPECIAL_TOKENS),\n        ")],
+)
+def test_models_of_images_are_not_those_of_text(tmp_path, name, tokenizer):
+    """torchtitan/models/qwen3_vl@22104149 has qwen3's flavors and a vision encoder."""
+    path = tmp_path / "config_registry.py"
+    path.write_text(FUNCTION_OF.format(name=name, tokenizer=tokenizer))
+    with pytest.raises(ConfigError) as error:
+        read("torchtitan", f"{path}:{name}", HARDWARE)
+    assert "(it takes images in addition to text); not modeled" in error.value.problems[0]
+
+
+def test_a_function_is_of_the_family_of_the_others(tmp_path):
+    """sft_math says no model, and all others of its file are named after one."""
+    path = tmp_path / "config_registry.py"
+    names = ("qwen3_8b", "qwen3_moe_debug", "sft_math")
+    path.write_text("".join(FUNCTION_OF.format(name=name, tokenizer="") for name in names))
+    model = to_job(read("torchtitan", f"{path}:sft_math", HARDWARE), HARDWARE).model
+    assert (model.name, model.n_layers) == ("qwen3-8b", 36)

@@ -103,12 +103,13 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
         if granularity not in (None, "selective"):
             keys.without_effect("recompute_granularity", "--recompute-activations sets it to selective")
         granularity = "selective"
-    if granularity is None and (keys.on("checkpoint_activations") or method):  # of releases before granularity existed
-        granularity = "full"
+    older = "checkpoint" in keys.name("recompute_method") and "recompute_granularity" not in keys.values
+    if granularity is None and (keys.on("checkpoint_activations") or (method and older)):
+        granularity = "full"  # of releases before granularity existed, with --activations-checkpoint-method
     if granularity is None and keys.on("moe_layer_recompute") and has_experts(keys):
         granularity = "selective"  # transformer_config.py, __post_init__: core_attn and moe
     if granularity in (None, "none"):  # ms-swift's word for none
-        for key in ("recompute_num_layers", "recompute_modules"):
+        for key in ("recompute_method", "recompute_num_layers", "recompute_modules"):
             keys.without_effect(key, "only with recompute_granularity")
         return {"activation_checkpointing_type": "none"}
     if granularity == "full":

@@ -8,10 +8,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse
-from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import is_default, of_script, states_devices, still_true, told
+from steptime.launch.devices import of_script, still_true, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
@@ -134,11 +133,7 @@ def _from_words(
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node
-        taken = any(map(is_default, script.notes))
-        if script.devices_per_node and script.nodes and not taken and not states_devices(sets):
-            nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
-            keys.notes.append(f"launched on {nodes} with {each} each")
-        keys.notes += still_true(script.notes, sets)
+        keys.notes += still_true([*script.launched(), *script.notes], sets)
         if outside := from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:

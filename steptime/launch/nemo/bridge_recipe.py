@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError
-from steptime.base.document import parse_mapping, read_source
 from steptime.launch.config_functions import CALLED, read_function
 from steptime.launch.config_values import CLASS, Computed
 from steptime.launch.devices import told
-from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
+from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
+from steptime.launch.nemo.bridge_table import kernels, recipe_table, recipes, set_by_calls
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary, read_train_call
 from steptime.launch.nemo.nemo_run import BASE, base_function, of_first_releases, over_recipe, read_two
@@ -53,6 +52,7 @@ _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
 """Its recipes' settings of ddp (recipes/common.py)."""
+_TP = "model.tp_comm_overlap"
 
 
 def read_recipe(
@@ -154,30 +154,6 @@ def _by_target(node: Any) -> Any:
     return {key: _by_target(item) for key, item in node.items() if key not in {CLASS, CALLED}}
 
 
-@cache
-def recipe_table() -> dict[str, Any]:
-    """The table of the framework's recipes, and of the programs that start one."""
-    return parse_mapping(*read_source(FOLDER / "megatron_bridge_recipes.yaml"))
-
-
-@cache
-def recipes() -> dict[str, dict[str, Any]]:
-    """What the framework's own recipes set, by the name of their function."""
-    names = recipe_table()["names"]
-    return {
-        name: _kernels(name, "families", "recipes_of") | {names[key]: value for key, value in own.items()}
-        for name, own in recipe_table()["recipes"].items()
-    }
-
-
-def _kernels(model: str, *sections: str) -> dict[str, Any]:
-    """Fusions of the framework's provider of a model's repository, and of its recipes, by the beginning of the model's name."""
-    found = dict(recipe_table()["all"])
-    for family, kernels in (item for section in sections for item in recipe_table()[section].items()):
-        found |= kernels if model.startswith(family) else {}
-    return found
-
-
 def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFiles | None = None) -> Reading | None:
     """A YAML file of settings over one of the framework's recipes; None where which recipe is not known.
 
@@ -209,18 +185,20 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     whole = base.rpartition(".")[2] == "ConfigContainer"
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
-    said = _said(tree, path, sets)
+    said = _said(tree, path, sets, called)
+    called = [call for call in called if not set_by_calls([call])]
     table = load_table("megatron_bridge")
     model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
     if whole and is_provided(path, tree.get("model"), preset is None and not fields and "model" not in (sets or {})):
-        defaults = _kernels(str(preset), "families") | defaults
+        defaults = kernels(str(preset), "families") | defaults
     own = recipes().get(base.rpartition(".")[2], {})
     length = re.search(r"_(\d+)k_", base)
     lengths = [size for family, size in table.raw["lengths"].items() if base.startswith(family)]
-    if not whole and own:
-        defaults = own | defaults
-    elif not whole and (length or lengths):
+    if not whole:
+        defaults = recipe_table()["each"] | own | defaults
+    _put_overlap(tree, defaults)
+    if not whole and not own and (length or lengths):
         defaults["dataset.seq_length"] = int(length[1]) * 1024 if length else lengths[0]
     computed = [key for key, value in said.items() if isinstance(value, Computed)]
     unread = {key: said.pop(key) for key in computed}
@@ -242,8 +220,19 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
 
 
-def _said(tree: dict[str, Any], path: str, sets: Sets) -> dict[str, Any]:
-    """The sections as dotted keys; mixed precision by its fields.
+def _put_overlap(tree: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """The overlap of pipeline sends, which a CommOverlapConfig sets up; without one none of a base recipe's.
+
+    Source: training/comm_overlap.py, _get_model_comm_overlap_cfgs.
+    """
+    if tree.get("comm_overlap", defaults.get(_TP)):
+        defaults["model.overlap_p2p_comm"] = True
+    elif "comm_overlap" in tree:
+        defaults[_TP] = False
+
+
+def _said(tree: dict[str, Any], path: str, sets: Sets, called: Iterable[str]) -> dict[str, Any]:
+    """The sections as dotted keys, over what the functions that are `called` with them set; mixed precision by its fields.
 
     Raises:
         ConfigError: an unknown mixed precision, and the user sets none.
@@ -267,7 +256,9 @@ def _said(tree: dict[str, Any], path: str, sets: Sets) -> dict[str, Any]:
     # mixed_precision.py: put over ddp's, true but for fp16_mixed
     over = {"bf16": "fp16" not in (fields or {}), "grad_reduce_in_fp32": name != "fp16_mixed"}
     fields = {} if fields is None else over | fields
-    said |= {f"mixed_precision.{key}": value for key, value in fields.items()}
+    maker = str(mixed.get(CLASS)) if isinstance(mixed, dict) else ""
+    by_precision = {f"mixed_precision.{key}": value for key, value in fields.items()}
+    said = by_precision | set_by_calls([*called, maker]) | said
     return said | (flatten({"mixed_precision": _plain(mixed)}) if isinstance(mixed, dict) else {})
 
 

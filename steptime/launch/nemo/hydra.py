@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError
+from steptime.launch.devices import of_name, states_devices, taken
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table
@@ -54,6 +55,8 @@ def read_one(config: NemoConfig) -> Reading:
     software = config.profile(_in_megatron_words(keys))
     if isinstance(keys.get("trainer.devices"), int) and keys.values.get("trainer.num_nodes") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
+    elif devices is None and not states_devices(sets) and (devices := of_name(path)):
+        keys.notes.append(taken(devices, "the name of the file"))
     reading = plan_of(keys, software, devices)
     if apex and keys.get("model.optim.bucket_cap_mb") is not None:
         reading.config["parallelism"]["bucket_size_mb"] = keys.count("model.optim.bucket_cap_mb")

@@ -11,7 +11,7 @@ from steptime.launch.shell.scope import Scope, Unknown, Value
 
 SLICE = re.compile(r":\s*([^:]+?)(?::\s*([^:]+))?")
 """Some of the elements of an array, or of the script's words: ${A[@]:1:2}."""
-_BRACES = re.compile(r"(?<!\$)\{([^{}\s'\"\\$`]*,[^{}\s'\"\\$`]*|-?\d+\.\.-?\d+)\}")
+_BRACES = re.compile(r"(?<!\$)\{([^{}\s'\"\\$`]*,[^{}\s'\"\\$`]*|-?\d{1,9}(?:\.\.-?\d{1,9}){1,2})\}")
 _MOST_BRACES = 1000
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
@@ -67,19 +67,20 @@ def _trimmed(text: str, kind: str, pattern: str) -> str:
 
 
 def in_braces(raw: str) -> list[str]:
-    """The words that braces outside of quotes make of one: a{1,2} is a1 a2, {1..3} is 1 2 3.
+    """The words that braces outside of quotes make of one: a{1,2} is a1 a2, {1..3} is 1 2 3, {1..5..2} is 1 3 5.
 
-    >>> in_braces("--x={1,2}"), in_braces("'{1,2}'"), in_braces("{1..3}")
-    (['--x=1', '--x=2'], ["'{1,2}'"], ['1', '2', '3'])
+    >>> in_braces("--x={1,2}"), in_braces("'{1,2}'"), in_braces("{1..3}"), in_braces("{5..1..2}")
+    (['--x=1', '--x=2'], ["'{1,2}'"], ['1', '2', '3'], ['5', '3', '1'])
     """
     found = next((part for part in _BRACES.finditer(raw) if not _inside_quotes(raw, part.start())), None)
     if found is None:
         return [raw]
-    first, dots, last = found[1].partition("..")
     choices = found[1].split(",")
-    if dots and "," not in found[1]:
-        step = 1 if int(first) <= int(last) else -1
-        choices = [str(number) for number in range(int(first), int(last) + step, step)][:_MOST_BRACES]
+    if ".." in found[1] and "," not in found[1]:
+        first, last, *by = map(int, found[1].split(".."))
+        sign = 1 if first <= last else -1
+        numbers = range(first, last + sign, sign * (abs(by[0]) if by and by[0] else 1))
+        choices = [str(number) for number in numbers[:_MOST_BRACES]]
     before, after = raw[: found.start()], raw[found.end() :]
     return [word for choice in choices for word in in_braces(before + choice + after)][:_MOST_BRACES]
 

@@ -15,7 +15,8 @@ from functools import partial
 from typing import NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.launch.devices import OF_EXAMPLE, SET_DEVICES, taken
+from steptime.base.words import counted
+from steptime.launch.devices import LAUNCHED, OF_EXAMPLE, SET_DEVICES, is_default, taken
 from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
@@ -69,6 +70,12 @@ class Script(NamedTuple):
     """Whose official tokenizer a comment says that the script has, else the number in its variable VOCAB_SIZE, or ""."""
     container: str = ""
     """The version of NVIDIA's PyTorch container that it names, or ""."""
+
+    def launched(self) -> list[str]:
+        """The note on the nodes and processes that its command states; none where one of them is a launcher's default."""
+        if not (self.nodes and self.devices_per_node) or any(map(is_default, self.notes)):
+            return []
+        return [f"{LAUNCHED}{counted(self.nodes, 'node')} with {counted(self.devices_per_node, 'process')} each"]
 
 
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])

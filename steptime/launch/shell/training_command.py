@@ -119,7 +119,8 @@ def _nothing_found(walk: DryRun) -> str:
         if said := _PRINTED.match(" ".join(value.text for value in command.words)):
             what = f"line {command.line} prints how it is started: {said[1]}"
             return f"no launch command runs; {what}; write {said[2].strip()} before the command"
-    if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 2:
+    named = [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]
+    if len(named) > 2 and (named[0].startswith("DGX") or not walk.scope.sourced):
         fix = "give the config that reads them: --from nemo FILE, with this file as --with"
         return f"sets variables of a job ({', '.join(named)}) and has no launch command; {fix}"
     if walk.scope.sourced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -34,16 +35,32 @@ _DIGITS = 12
 _SIZE = re.compile(r"size: ([\d,]+) total parameters")
 
 
+NO_FAMILIES = {"source", "aliases", "not_modeled", "of_functions", "changed_in_functions"}
+"""Keys of the table that are no model."""
+
+
 @cache
 def models() -> dict[str, Any]:
     """The table of flavors."""
     return parse_mapping(*read_source(FOLDER / "torchtitan_models.yaml"))
 
 
-def known_models() -> set[str]:
-    """Names of models."""
+def known_models() -> list[str]:
+    """Names of models, also of those that are not modeled, the longest first."""
     table = models()
-    return {*table, *table["aliases"]}
+    return sorted({*table, *table["aliases"], *table["not_modeled"]["models"]} - NO_FAMILIES, key=len, reverse=True)
+
+
+def family_of(functions: Iterable[str]) -> str:
+    """The one family of models with which the names of config functions begin; "" where there is none, or several.
+
+    >>> family_of(["sft_math", "qwen3_8b", "qwen3_moe_debug"]), family_of(["qwen3_vl_8b"]), family_of(["llama3_8b", "qwen3_8b"])
+    ('qwen3', 'qwen3_vl', '')
+    """
+    begins = re.compile(rf"(?:{'|'.join(known_models())})(?=_)")
+    found = {begun[0] for name in functions if (begun := begins.match(name))}
+    families = {models()["aliases"].get(name, name) for name in found}
+    return families.pop() if len(families) == 1 else ""
 
 
 _LATER = frozenset({
@@ -66,7 +83,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         return own
     name, flavor = str(keys.get("model.name")).removeprefix(SIMPLE), str(keys.get("model.flavor"))
     family = table["aliases"].get(name, name)
-    families = [key for key in table if key not in {"source", "aliases", "not_modeled", "of_functions"}]
+    families = [key for key in table if key not in NO_FAMILIES]
     if why := table["not_modeled"]["models"].get(name):
         raise keys.error("model.name", f"{name}, {OTHER_MODEL} ({why}); not modeled")
     if family not in families:
@@ -80,12 +97,14 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
             keys.approximate("model.flavor", f"{why}; counted as {base}")
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
     listed = dict(table[family][base]) if base in flavors else None
+    if of_function and listed is not None:
+        listed |= table["changed_in_functions"].get(family, {}).get(base, {})
     if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
         return own
     if family == "qwen3" and (own := own_qwen3(keys, flavor, listed)):
         return own
     renamed = {item.name for item in keys.given if item.name != item.key} - _LATER
-    if family == "llama3" and flavor == "debugmodel" and renamed:
+    if family in {"llama3", "llama4"} and flavor == "debugmodel" and renamed:
         # 8 layers in torchtitan/models/llama/__init__.py of November 2024, 6 in May 2025; no vocab_size in either
         why = "releases before 0.2 differ in its layers, and take its vocabulary from the tokenizer"
         raise keys.error("model.flavor", f"debugmodel: {why}; add --set model=NAME")

@@ -23,7 +23,7 @@ from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.batch import by_tokens, is_in_tokens
 from steptime.launch.torchtitan.checkpointing import option_of
 from steptime.launch.torchtitan.converters import put_converters
-from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
+from steptime.launch.torchtitan.flavors import family_of, flavor_of, from_log, known_models
 from steptime.launch.torchtitan.graph_trainer import CONVERSION, NO_CAPTURES, in_release, read_converted, with_defaults
 from steptime.launch.torchtitan.plan_sections import config_of
 from steptime.launch.torchtitan.scripts import is_steps_alone, named_by
@@ -154,13 +154,15 @@ def _function(path: str, text: str, name: str, nearby: NearbyFiles | None) -> Tr
         name, tree = read_converted(path, text, name, nearby)
     else:
         name, tree = read_function(path, text, name, "Trainer.Config")
+    if "MultiModalTokenizer" in str(tree.get("tokenizer")):
+        raise ConfigError(f"{path}:{name}: {OTHER_MODEL} (it takes images in addition to text); not modeled")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
-        words = sorted(known_models(), key=len, reverse=True)
+        words = known_models()
         here = [nearby.folder.resolve()] if nearby is not None and nearby.folder is not None else []
         folders = [PurePath(path).parent, *here]
         own = next((folder.name for folder in folders if folder.name in words or folder.parent.name == "models"), "")
-        named = next((word for word in words if name.startswith(f"{word}_")), "")
-        named = named or next((word for word in words if word in PurePath(path).name), name)
+        of_file = next((word for word in words if word in PurePath(path).name), "")
+        named = family_of([name]) or of_file or family_of(re.findall(r"^def (\w+)\(", text, re.MULTILINE)) or name
         tree["model_spec"]["name"] = own or named
     return tree
 

@@ -18,12 +18,11 @@ from steptime.job.fsdp_rules import reduce_dtype
 from steptime.job.job import Job
 from steptime.job.stated import stated
 from steptime.launch.keys import KeyTable, load_table
-from steptime.launch.torchtitan.flavors import models
+from steptime.launch.torchtitan.flavors import NO_FAMILIES, models
 from steptime.launch.torchtitan.plan_sections import dealt
 from steptime.launch.write.plain_keys import plain_keys, unusual, word_for
 from steptime.model.model import Model
 
-_NO_FAMILIES = {"source", "aliases", "not_modeled", "of_functions"}
 NOT_IN_LAST = frozenset({"llama2"})
 """Models of the table that v0.2.2 does not have (torchtitan/models/__init__.py, _supported_models)."""
 NONE = "give name and flavor: the plan's model is none of torchtitan's"
@@ -61,7 +60,7 @@ def _flavors() -> dict[tuple[str, str], Model]:
     return {
         (family, name): build(Model, read_model(dict(section)))
         for family in table
-        if family not in _NO_FAMILIES
+        if family not in NO_FAMILIES
         for name, section in table[family].items()
         if name not in table["of_functions"].get(family, [])
     }

@@ -1,0 +1,44 @@
+"""What Megatron-Bridge's own recipes, and the functions that all of them call, set: the table of data/launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from steptime.base.document import parse_mapping, read_source
+from steptime.launch.keys import FOLDER
+
+
+@cache
+def recipe_table() -> dict[str, Any]:
+    """The table of the framework's recipes, and of the programs that start one."""
+    return parse_mapping(*read_source(FOLDER / "megatron_bridge_recipes.yaml"))
+
+
+@cache
+def recipes() -> dict[str, dict[str, Any]]:
+    """What the framework's own recipes set, by the name of their function."""
+    names = recipe_table()["names"]
+    return {
+        name: kernels(name, "families", "recipes_of") | {names[key]: value for key, value in own.items()}
+        for name, own in recipe_table()["recipes"].items()
+    }
+
+
+def kernels(model: str, *sections: str) -> dict[str, Any]:
+    """Fusions of the framework's provider of a model's repository, and of its recipes, by the beginning of the model's name."""
+    found = dict(recipe_table()["all"])
+    for family, fusions in (item for section in sections for item in recipe_table()[section].items()):
+        found |= fusions if model.startswith(family) else {}
+    return found
+
+
+def set_by_calls(calls: Iterable[str]) -> dict[str, Any]:
+    """What the framework's own functions set, of calls as the code has them ("_benchmark_common(cfg)").
+
+    >>> set_by_calls(["_perf_precision", "my_own(cfg)"])
+    {'mixed_precision.grad_reduce_in_fp32': False}
+    """
+    known: Mapping[str, dict[str, Any]] = recipe_table()["calls"]
+    return {key: value for call in calls for key, value in known.get(call.removesuffix("(cfg)"), {}).items()}
