@@ -12,7 +12,9 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse_mapping, read_source, scalar
 from steptime.job.edit import put
-from steptime.launch.config_values import syntax_of
+from steptime.launch.config_functions import CALLED
+from steptime.launch.config_values import CLASS as CALL
+from steptime.launch.config_values import Computed, syntax_of
 from steptime.launch.keys import FOLDER
 from steptime.launch.nemo.targets import CLASS
 
@@ -45,6 +47,28 @@ def base_function(text: str) -> str:
         if ".pretrain_recipe" in ast.unparse(function) and isinstance(function.body[-1], ast.Return)
     ]
     return found[0] if len(found) == 1 else ""
+
+
+def by_target(node: Any) -> Any:
+    """run.Config(Class, field=...) in the form of a recipe's YAML; values known only at run time are left out."""
+    if isinstance(node, list):
+        return [by_target(item) for item in node]
+    if isinstance(node, Computed):
+        mixed = re.fullmatch(r"(?:\w+\.)*(\w+_mixed)\(\)", node.code)
+        if mixed and mixed[1] in _table()["mixed"]:
+            return _table()["all"]["trainer"]["plugins"] | _table()["mixed"][mixed[1]]
+        return node.code if re.fullmatch(r"[A-Za-z_][\w.]*", node.code) else None
+    if not isinstance(node, dict):
+        return node
+    if re.fullmatch(r"(?:run\.)?(Config|Partial)", str(node.get(CALL))):
+        args: list[Any] = [*(node.get("_args_") or []), None, None]
+        config = {"config": args[1]} if isinstance(args[1], dict) else {}  # of a model: its first argument
+        node = {
+            CLASS: str(by_target(args[0])),
+            **config,
+            **{key: item for key, item in node.items() if key != "_args_"},
+        }
+    return {key: by_target(item) for key, item in node.items() if key not in {CALL, CALLED}}
 
 
 def over_recipe(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
