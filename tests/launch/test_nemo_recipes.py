@@ -157,6 +157,18 @@ def test_a_precision_by_the_name_of_its_function(tmp_path: Path, name: str, sett
         assert tuple(found.get(key) or None for key in keys) == settings
 
 
+@pytest.mark.parametrize(
+    ("words", "gathers", "layers"),
+    [("", False, 0), ("fp8_params=True", True, 0), ("fp8_param_gather=True, first_last_layers_bf16=True", True, 0),
+     ("first_last_layers_bf16=True, num_layers_at_end_in_bf16=3", False, 3)],
+)  # fmt: skip
+def test_what_the_precision_plugin_leaves_unsaid(tmp_path: Path, words: str, gathers: bool, layers: int) -> None:
+    """v2.0.0 to v2.4.0 plugins/mixed_precision.py: no parameters in fp8 and no layers in bf16, unless said."""
+    plugin = f'run.Config(nl.MegatronMixedPrecision, precision="bf16-mixed", fp8="hybrid", {words})'
+    found = written(tmp_path, "recipe.py", OWN.format(precision=plugin)).config["performance"]
+    assert (found["fp8_params"], found.get("bf16_layers_at_end") or 0) == (gathers, layers)
+
+
 def test_another_precision_is_asked_for(tmp_path: Path) -> None:
     (problem,) = asked(tmp_path, "recipe.py", OWN.format(precision="own()"))
     assert problem == "trainer.plugins is own(), not read; add --set performance.precision=NAME"

@@ -49,7 +49,8 @@ def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
         "accumulate_allreduce_grads_in_fp32": ("trainer.plugins.grad_reduce_in_fp32", True)
     }
     if said.get("trainer.plugins.fp8"):
-        put["fp8_param_gather"] = ("trainer.plugins.fp8_param_gather", True)
+        older = "trainer.plugins.fp8_params"  # NeMo up to 2.2, and 2.4
+        put["fp8_param_gather"] = (older if older in said else "trainer.plugins.fp8_param_gather", False)
     callback = f"trainer.callbacks.{_OVERLAP}"
     if any(name.startswith(callback) for name in said):
         virtual = keys.get("virtual_pipeline_model_parallel_size")
