@@ -54,6 +54,16 @@ def test_precision_and_options_over_it(tmp_path: Path) -> None:
     assert plan(tmp_path, "-g h100 -m llama3 -s 8b -ng 8 --use_megatron_fsdp true")["parallelism"]["zero_level"] == 3
 
 
+def test_words_that_switch_off_or_take_away(tmp_path: Path) -> None:
+    """The benchmark has full CUDA graphs and hides the gather of parameters; -et without a number sets nothing."""
+    of_gb200 = "-g gb200 -m llama3 -s 8b -ng 8 -et"
+    found = plan(tmp_path, of_gb200)["performance"]
+    assert (found["cuda_graphs"], found["overlap"]["dp"]) == (True, True)
+    words = "++model.cuda_graph_impl=null comm_overlap.overlap_param_gather=False ddp.overlap_param_gather=False"
+    found = plan(tmp_path, f"{of_gb200} {words}")["performance"]
+    assert (found["cuda_graphs"], found["overlap"]["dp"]) == (False, 0.5)  # 2 bytes of gradients, 2 of parameters
+
+
 def test_a_mixture_of_experts(tmp_path: Path) -> None:
     """QWEN3_30B_A3B_H100_BF16: 16 devices, pp 2, vp 12, ep 8, batch 512; its all-to-all is overlapped."""
     found = plan(tmp_path, "-g h100 -m qwen3 -s 30b_a3b -ng 16")

@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from steptime.base.config import ConfigError, near
+from steptime.base.config import ConfigError, closest
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import put
 from steptime.launch.config_values import CLASS
@@ -62,7 +62,9 @@ def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
     task = said.pop("task", "pretrain")
     if name not in table["workloads"] or task != "pretrain":
         what = f"{path}: {task} {name} is not a known benchmark of Megatron-Bridge {table['release']}"
-        raise ConfigError(f"{what}{near(name, table['workloads'])}; else give the log that prints the job's config")
+        meant = closest(name, table["workloads"])
+        hint = f"; did you mean {meant}? else" if meant else ";"
+        raise ConfigError(f"{what}{hint} give the log that prints the job's config")
     said.pop("num_gpus", None)
     note = f"settings of the benchmark {name} as in Megatron-Bridge {table['release']}, scripts/performance"
     return Chosen(name, _config(name, precision, said, devices), [note])
@@ -73,6 +75,9 @@ def _config(name: str, precision: str, said: dict[str, Any], devices: int | None
     model = next(model for model in table["models"] if name.startswith(f"{model}_"))
     own = {table["names"][key]: value for key, value in table["workloads"][name].items()}
     options = {key: said.pop(key) for key in table["sets"] if key in said}
+    options = {
+        key: value for key, value in options.items() if value is not True or key in _ONLY_ON
+    }  # -et alone is none
     usual = own.pop("num_gpus")
     fields = dict(table["all"])
     for like in table["models"][model]["like"]:
