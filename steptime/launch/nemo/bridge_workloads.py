@@ -20,7 +20,8 @@ _ONLY_ON = ("moe_a2a_overlap", "use_megatron_fsdp", "use_tokendrop")
 
 
 @cache
-def _table() -> dict[str, Any]:
+def workload_table() -> dict[str, Any]:
+    """The table of the benchmarks."""
     return parse_mapping(*read_source(FOLDER / "megatron_bridge_workloads.yaml"))
 
 
@@ -46,7 +47,7 @@ def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
     Raises:
         ConfigError: there is no such benchmark, or it is one of 0.1.
     """
-    table = _table()
+    table = workload_table()
     for short, name in table["selectors"].items():
         if short in said:
             said[name] = said.pop(short)
@@ -71,7 +72,7 @@ def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
 
 
 def _config(name: str, precision: str, said: dict[str, Any], devices: int | None) -> dict[str, Any]:
-    table = _table()
+    table = workload_table()
     model = next(model for model in table["models"] if name.startswith(f"{model}_"))
     own = {table["names"][key]: value for key, value in table["workloads"][name].items()}
     options = {key: said.pop(key) for key in table["sets"] if key in said}
@@ -109,5 +110,5 @@ def _set_by(options: dict[str, Any]) -> dict[str, Any]:
             continue
         listed = option in {"cuda_graph_scope", "recompute_modules"} and isinstance(given, str)
         value = given.split(",") if listed else given
-        fields |= {key: value if sets == "=" else sets for key, sets in _table()["sets"][option].items()}
+        fields |= {key: value if sets == "=" else sets for key, sets in workload_table()["sets"][option].items()}
     return fields
