@@ -156,7 +156,6 @@ def test_groups_of_experts_that_a_file_does_not_say(read, said, limit):
 def test_every_family_is_counted():
     with_experts = {config["model_type"] for config in test_expert_presets.FILES.values()}
     assert {model_type for model_type, _, _ in COUNTED} | with_experts == set(FAMILIES) - {
-        "qwen2_moe",
         "minimax",
     }
 

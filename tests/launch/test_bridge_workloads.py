@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_files_of_forks import asked, written
 
-from steptime.launch.nemo.bridge_workloads import _table
+from steptime.launch.nemo.bridge_workloads import workload_table
 from steptime.launch.reading import to_job
 
 LAUNCHER = "python scripts/performance/setup_experiment.py --account A --partition P"
@@ -54,6 +54,16 @@ def test_precision_and_options_over_it(tmp_path: Path) -> None:
     assert plan(tmp_path, "-g h100 -m llama3 -s 8b -ng 8 --use_megatron_fsdp true")["parallelism"]["zero_level"] == 3
 
 
+def test_words_that_switch_off_or_take_away(tmp_path: Path) -> None:
+    """The benchmark has full CUDA graphs and hides the gather of parameters; -et without a number sets nothing."""
+    of_gb200 = "-g gb200 -m llama3 -s 8b -ng 8 -et"
+    found = plan(tmp_path, of_gb200)["performance"]
+    assert (found["cuda_graphs"], found["overlap"]["dp"]) == (True, True)
+    words = "++model.cuda_graph_impl=null comm_overlap.overlap_param_gather=False ddp.overlap_param_gather=False"
+    found = plan(tmp_path, f"{of_gb200} {words}")["performance"]
+    assert (found["cuda_graphs"], found["overlap"]["dp"]) == (False, 0.5)  # 2 bytes of gradients, 2 of parameters
+
+
 def test_a_mixture_of_experts(tmp_path: Path) -> None:
     """QWEN3_30B_A3B_H100_BF16: 16 devices, pp 2, vp 12, ep 8, batch 512; its all-to-all is overlapped."""
     found = plan(tmp_path, "-g h100 -m qwen3 -s 30b_a3b -ng 16")
@@ -89,10 +99,10 @@ def test_what_is_not_known_is_told(tmp_path: Path, words: str, line: str) -> Non
 MACHINES = {"h100": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}
 
 
-@pytest.mark.parametrize("name", _table()["workloads"])
+@pytest.mark.parametrize("name", workload_table()["workloads"])
 def test_every_benchmark_has_as_many_devices_as_its_layout(tmp_path: Path, name: str) -> None:
     """The replicas are whole, the batch is a multiple of them, and no key of the table is unknown."""
-    table = _table()
+    table = workload_table()
     model = next(model for model in table["models"] if name.startswith(f"{model}_"))
     gpu, precision = name.removeprefix(f"{model}_").split("_", 1)
     family = next(family for family in ("llama31", "llama3", "qwen3", "gpt_oss") if model.startswith(f"{family}_"))

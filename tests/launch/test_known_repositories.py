@@ -219,6 +219,7 @@ def test_a_config_that_was_moved_is_named_where_the_repository_has_one_of_its_na
         ("mistralai/Magistral-Small-2509", None),  # takes images
         ("mistralai/Ministral-8B-Instruct-2410", "ministral-8b"),
         ("EleutherAI/pythia-14m", "pythia-14m"),
+        ("yulan-team/YuLan-Mini-Instruct", "yulan-mini-2.4b"),
         ("cerebras/Cerebras-GPT-1.3B", "cerebras-gpt-1.3b"),
         ("nvidia/Minitron-4B-Base", "minitron-4b"),
         ("codellama/CodeLlama-70b-Python-hf", "codellama-70b"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_files_of_forks import asked, written
+from test_files_of_forks import SETS, asked, written
 
 from steptime.launch.nemo.models import class_preset, classes
+from steptime.launch.reading import to_job
 
 PROGRAM = """\
     import nemo_run as run
@@ -21,6 +22,18 @@ PROGRAM = """\
 
     def executor(devices: int = 8):
         return run.LocalExecutor(ntasks_per_node=devices)
+"""
+
+
+OWN = """\
+    def own_recipe() -> run.Partial:
+        return run.Partial(
+            llm.pretrain,
+            model=run.Config(llm.LlamaModel, config=run.Config(llm.Llama3Config8B)),
+            trainer=run.Config(nl.Trainer, devices=8, num_nodes=1, plugins={precision},
+                strategy=run.Config(nl.MegatronStrategy, tensor_model_parallel_size=2)),
+            data=run.Config(llm.MockDataModule, seq_length=4096, global_batch_size=64, micro_batch_size=1),
+        )
 """
 
 
@@ -119,6 +132,49 @@ def test_a_tokenizer_that_is_not_known_and_a_recipe_for_fine_tuning(tmp_path: Pa
     assert line == "vocabulary size unknown (tokenizer own); add --set model.vocab_sz=N"
     (line,) = asked(tmp_path, "run.py", MAIN.replace("pretrain_recipe", "finetune_recipe"))
     assert line == "a fine-tuning recipe of NeMo is not known; give the log that prints the job's config"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("bf16_mixed", ("bf16", None, None)),
+        ("bf16_with_fp8_mixed", ("fp8_delayed", True, None)),
+        ("bf16_with_mxfp8_mixed", ("mxfp8", True, None)),
+        ("bf16_with_fp8_current_scaling_mixed", ("fp8_current", True, 1)),
+        ("nemotron_h_bf16_with_fp8_current_scaling_mixed", ("fp8_current", True, 2)),
+        ("bf16_with_fp8_subchannel_scaling_mixed", ("fp8_blockwise", None, None)),
+    ],
+)
+def test_a_precision_by_the_name_of_its_function(tmp_path: Path, name: str, settings: tuple[object, ...]) -> None:
+    """v2.4.0 recipes/precision/mixed_precision.py, over a recipe and in one; each was read as fp32."""
+    over = MAIN.replace(
+        "        place = executor", f"        recipe.trainer.plugins = {name}()\n        place = executor"
+    )
+    whole = OWN.format(precision=f"{name}()")
+    for file, text in (("run.py", over), ("recipe.py", whole)):
+        found = written(tmp_path, file, text).config["performance"]
+        keys = ("precision", "fp8_params", "bf16_layers_at_start")
+        assert tuple(found.get(key) or None for key in keys) == settings
+
+
+@pytest.mark.parametrize(
+    ("words", "gathers", "layers"),
+    [("", False, 0), ("fp8_params=True", True, 0), ("fp8_param_gather=True, first_last_layers_bf16=True", True, 0),
+     ("first_last_layers_bf16=True, num_layers_at_end_in_bf16=3", False, 3)],
+)  # fmt: skip
+def test_what_the_precision_plugin_leaves_unsaid(tmp_path: Path, words: str, gathers: bool, layers: int) -> None:
+    """v2.0.0 to v2.4.0 plugins/mixed_precision.py: no parameters in fp8 and no layers in bf16, unless said."""
+    plugin = f'run.Config(nl.MegatronMixedPrecision, precision="bf16-mixed", fp8="hybrid", {words})'
+    found = written(tmp_path, "recipe.py", OWN.format(precision=plugin)).config["performance"]
+    assert (found["fp8_params"], found.get("bf16_layers_at_end") or 0) == (gathers, layers)
+
+
+def test_another_precision_is_asked_for(tmp_path: Path) -> None:
+    (problem,) = asked(tmp_path, "recipe.py", OWN.format(precision="own()"))
+    assert problem == "trainer.plugins is own(), not read; add --set performance.precision=NAME"
+    told = {"performance.precision": "fp8_delayed"}
+    job = to_job(written(tmp_path, "recipe.py", OWN.format(precision="own()"), **told), SETS | told)
+    assert job.performance.precision == "fp8_delayed"
 
 
 @pytest.mark.parametrize(

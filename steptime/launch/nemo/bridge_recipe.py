@@ -23,7 +23,7 @@ from steptime.launch.nemo.bridge_programs import as_bridge_program, put_override
 from steptime.launch.nemo.bridge_table import kernels, recipe_table, recipes, set_by_calls
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary, read_train_call
-from steptime.launch.nemo.nemo_run import BASE, base_function, of_first_releases, over_recipe, read_two
+from steptime.launch.nemo.nemo_run import BASE, base_function, by_target, of_first_releases, over_recipe, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.reading import LaunchFlag, Reading, Sets
@@ -33,7 +33,7 @@ _FP8: tuple[dict[str, Any], ...] = (
     {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
     {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
     {"fp8": "hybrid", "fp8_recipe": "blockwise"},
-    {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+    {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True},
 )
 _PRECISIONS: dict[str, dict[str, Any]] = {
     "bf16": {}, "fp16": {"fp16": True}, "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
@@ -94,11 +94,18 @@ def _run_partial(
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
             raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {GIVE_LOG}")
+    trainer = tree["trainer"] if isinstance(tree.get("trainer"), dict) else {}
+    if isinstance(plugins := trainer.get("plugins"), Computed) and by_target(plugins) is None:
+        if told(sets, "performance.precision") is None:
+            raise ConfigError(
+                f"{path}: trainer.plugins is {plugins.code}, not read; add --set performance.precision=NAME"
+            )
+        trainer["plugins"] = Computed(plugins.line, "bf16_mixed()")  # the kernels of half precision
     base = BASE.search(str(tree.get(CLASS)))
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
-    plain = with_own_class(path, text, _by_target(tree), sets)
+    plain = with_own_class(path, text, by_target(tree), sets)
     if isinstance(trainer := plain.get("trainer"), dict) and isinstance(trainer.get("devices"), str):
         plain["trainer"] = {key: value for key, value in trainer.items() if key not in {"devices", "num_nodes"}}
     if base:
@@ -133,25 +140,6 @@ def read_program(
     reading = bridge_reading(path, (name, tree), sets, devices)
     reading.config.setdefault("notes", []).append(_DEFAULTS)
     return reading
-
-
-def _by_target(node: Any) -> Any:
-    """run.Config(Class, field=...) in the form of a recipe's YAML; values known only at run time are left out."""
-    if isinstance(node, list):
-        return [_by_target(item) for item in node]
-    if isinstance(node, Computed):
-        return node.code if re.fullmatch(r"[A-Za-z_][\w.]*", node.code) else None
-    if not isinstance(node, dict):
-        return node
-    if re.fullmatch(r"(?:run\.)?(Config|Partial)", str(node.get(CLASS))):
-        args: list[Any] = [*(node.get("_args_") or []), None, None]
-        config = {"config": args[1]} if isinstance(args[1], dict) else {}  # of a model: its first argument
-        node = {
-            TARGET: str(_by_target(args[0])),
-            **config,
-            **{key: item for key, item in node.items() if key != "_args_"},
-        }
-    return {key: _by_target(item) for key, item in node.items() if key not in {CLASS, CALLED}}
 
 
 def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFiles | None = None) -> Reading | None:

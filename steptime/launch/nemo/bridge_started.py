@@ -46,7 +46,7 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
         submitted = _count(said.get("num_gpus")) or (nodes * each if nodes and each else None)
         if submitted and (devices is None or any(map(is_default, notes))):
             devices, notes = submitted, [note for note in notes if not is_default(note)]
-    said = {key: value for key, value in said.items() if value not in (None, "None", False)}
+    said = {key: value for key, value in said.items() if "." in key or value not in (None, "None", False)}
     recipe = workload(at, said, devices) if older else _recipe(at, said, nearby, table)
     costless = {*table["without_cost"], *(table["submitting"] if submits else ())}
     said = {options.get(key, key): value for key, value in said.items() if key not in costless}

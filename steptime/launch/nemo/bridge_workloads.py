@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from steptime.base.config import ConfigError, near
+from steptime.base.config import ConfigError, closest
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import put
 from steptime.launch.config_values import CLASS
@@ -20,7 +20,8 @@ _ONLY_ON = ("moe_a2a_overlap", "use_megatron_fsdp", "use_tokendrop")
 
 
 @cache
-def _table() -> dict[str, Any]:
+def workload_table() -> dict[str, Any]:
+    """The table of the benchmarks."""
     return parse_mapping(*read_source(FOLDER / "megatron_bridge_workloads.yaml"))
 
 
@@ -46,7 +47,7 @@ def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
     Raises:
         ConfigError: there is no such benchmark, or it is one of 0.1.
     """
-    table = _table()
+    table = workload_table()
     for short, name in table["selectors"].items():
         if short in said:
             said[name] = said.pop(short)
@@ -62,17 +63,22 @@ def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
     task = said.pop("task", "pretrain")
     if name not in table["workloads"] or task != "pretrain":
         what = f"{path}: {task} {name} is not a known benchmark of Megatron-Bridge {table['release']}"
-        raise ConfigError(f"{what}{near(name, table['workloads'])}; else give the log that prints the job's config")
+        meant = closest(name, table["workloads"])
+        hint = f"; did you mean {meant}? else" if meant else ";"
+        raise ConfigError(f"{what}{hint} give the log that prints the job's config")
     said.pop("num_gpus", None)
     note = f"settings of the benchmark {name} as in Megatron-Bridge {table['release']}, scripts/performance"
     return Chosen(name, _config(name, precision, said, devices), [note])
 
 
 def _config(name: str, precision: str, said: dict[str, Any], devices: int | None) -> dict[str, Any]:
-    table = _table()
+    table = workload_table()
     model = next(model for model in table["models"] if name.startswith(f"{model}_"))
     own = {table["names"][key]: value for key, value in table["workloads"][name].items()}
     options = {key: said.pop(key) for key in table["sets"] if key in said}
+    options = {
+        key: value for key, value in options.items() if value is not True or key in _ONLY_ON
+    }  # -et alone is none
     usual = own.pop("num_gpus")
     fields = dict(table["all"])
     for like in table["models"][model]["like"]:
@@ -104,5 +110,5 @@ def _set_by(options: dict[str, Any]) -> dict[str, Any]:
             continue
         listed = option in {"cuda_graph_scope", "recompute_modules"} and isinstance(given, str)
         value = given.split(",") if listed else given
-        fields |= {key: value if sets == "=" else sets for key, sets in _table()["sets"][option].items()}
+        fields |= {key: value if sets == "=" else sets for key, sets in workload_table()["sets"][option].items()}
     return fields

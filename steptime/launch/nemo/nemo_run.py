@@ -11,7 +11,9 @@ from typing import Any
 from steptime.base.config import ConfigError, near, show
 from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.config_values import merged, syntax_of
+from steptime.launch.config_functions import CALLED
+from steptime.launch.config_values import CLASS as CALL
+from steptime.launch.config_values import Computed, merged, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, table_file
@@ -51,7 +53,8 @@ def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
         "accumulate_allreduce_grads_in_fp32": ("trainer.plugins.grad_reduce_in_fp32", True)
     }
     if said.get("trainer.plugins.fp8"):
-        put["fp8_param_gather"] = ("trainer.plugins.fp8_param_gather", True)
+        older = "trainer.plugins.fp8_params"  # NeMo up to 2.2, and 2.4
+        put["fp8_param_gather"] = (older if older in said else "trainer.plugins.fp8_param_gather", False)
     callback = f"trainer.callbacks.{_OVERLAP}"
     if any(name.startswith(callback) for name in said):
         virtual = keys.get("virtual_pipeline_model_parallel_size")
@@ -128,6 +131,29 @@ def base_function(text: str) -> str:
         if ".pretrain_recipe" in ast.unparse(function) and isinstance(function.body[-1], ast.Return)
     ]
     return found[0] if len(found) == 1 else ""
+
+
+def by_target(node: Any) -> Any:
+    """run.Config(Class, field=...) in the form of a recipe's YAML; values known only at run time are left out."""
+    if isinstance(node, list):
+        return [by_target(item) for item in node]
+    if isinstance(node, Computed):
+        table = table_file("nemo2_recipes")
+        mixed = re.fullmatch(r"(?:\w+\.)*(\w+_mixed)\(\)", node.code)
+        if mixed and mixed[1] in table["mixed"]:
+            return table["all"]["trainer"]["plugins"] | table["mixed"][mixed[1]]
+        return node.code if re.fullmatch(r"[A-Za-z_][\w.]*", node.code) else None
+    if not isinstance(node, dict):
+        return node
+    if re.fullmatch(r"(?:run\.)?(Config|Partial)", str(node.get(CALL))):
+        args: list[Any] = [*(node.get("_args_") or []), None, None]
+        config = {"config": args[1]} if isinstance(args[1], dict) else {}  # of a model: its first argument
+        node = {
+            CLASS: str(by_target(args[0])),
+            **config,
+            **{key: item for key, item in node.items() if key != "_args_"},
+        }
+    return {key: by_target(item) for key, item in node.items() if key not in {CALL, CALLED}}
 
 
 def over_recipe(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
