@@ -13,7 +13,7 @@ from typing import Any
 
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, read_keys
-from steptime.launch.megatron.older_releases import plain
+from steptime.launch.megatron.releases import plain
 from steptime.launch.reading import Sets
 
 _BACKENDS = ("", "flash", "fused", "unfused", "local", "auto")

@@ -7,9 +7,8 @@ from typing import Any
 from steptime.job.edit import read_model
 from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.attention_kinds import attention_section, latent
 from steptime.launch.megatron.expert_layers import expert_section
-from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
+from steptime.launch.megatron.layer_kinds import attention_section, hybrid_pattern, hybrid_section, latent
 from steptime.launch.named_models import preset_of
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes, reads_pieces
 

@@ -9,7 +9,7 @@ from steptime.launch.devices import data_parallel, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.megatron.expert_layers import expert_degrees
-from steptime.launch.megatron.hybrid_layers import hybrid_pattern
+from steptime.launch.megatron.layer_kinds import hybrid_pattern
 from steptime.launch.megatron.performance_section import main_grad_dtype, optimizer_of, plain_dtype
 from steptime.launch.megatron.torch_fsdp import by_torch_fsdp, fsdp_section
 from steptime.launch.reading import LaunchFlag

@@ -7,8 +7,8 @@ from typing import Any, get_args
 from steptime.base.config import show
 from steptime.launch.devices import machine_told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
+from steptime.launch.megatron.layer_kinds import latent
 from steptime.launch.megatron.own_layers import have_one_attention
 from steptime.launch.megatron.torch_fsdp import by_torch_fsdp
 from steptime.software.settings import OffloadModule

@@ -1,4 +1,9 @@
-"""Megatron's settings as a plan: one translation for all sources."""
+"""Megatron's settings as a plan: one translation for all sources.
+
+Adapters over frozen weights are LoRA of ms-swift, NeMo, Megatron-Bridge and MindSpeed-LLM. Source of their shapes:
+NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/peft/lora.py (one pair of matrices for each of linear_qkv, linear_proj,
+linear_fc1, linear_fc2); of what tensor parallelism splits: model/lora_split.py.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
+from steptime.launch.adapters import WHOLE, lora_section
 from steptime.launch.devices import SET_DEVICES, told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.adapter_section import adapter_section
 from steptime.launch.megatron.expert_layers import has_experts
 from steptime.launch.megatron.model_section import data_section, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
@@ -17,14 +22,21 @@ from steptime.launch.megatron.torch_fsdp import profile_of
 from steptime.launch.reading import Reading
 from steptime.model.model import Model
 
+_TRAINED = "adapters over frozen weights ({}): every weight is counted as trained"
+
+
+def _model_of(said: Any) -> Model | None:
+    """A preset's model or a section's; None where something is wrong with it, which is told with the whole plan."""
+    try:
+        return build(Model, read_model(said))
+    except ConfigError:
+        return None
+
 
 def _of_model(keys: JobKeys) -> None:
     """What degrees and stages need from a model given by name: layers and experts."""
-    if told(keys.sets, "model") is None:
-        return
-    try:
-        model = build(Model, read_model(told(keys.sets, "model")))
-    except ConfigError:  # problems are counted with the whole plan
+    said = told(keys.sets, "model")
+    if said is None or (model := _model_of(said)) is None:
         return
     experts = model.moe
     sizes = {"num_layers": model.n_layers, "num_experts": experts and experts.n_experts}
@@ -33,6 +45,41 @@ def _of_model(keys: JobKeys) -> None:
     for key, size in sizes.items():
         if size is not None and keys.get(key) is None:
             keys.put(key, size, by="the model")
+
+
+def _adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision: str) -> dict[str, Any] | None:
+    """The `lora` of a plan's model; None where every weight is trained, or is counted so."""
+    usual = keys.table.raw.get("adapters") or {}
+    by = usual.get("by", "peft_method")
+    method = "lora" if by != "peft_method" and keys.get(by) else str(keys.get("peft_method") or "none")
+    method = method.lower().rpartition(".")[2]
+    if method in WHOLE or method == "none":
+        keys.put("peft_method", None)
+        return None
+    if method != "lora":
+        keys.leave_out("peft_method", _TRAINED.format(method))
+        return None
+    if why := _not_modeled(model, precision):
+        keys.leave_out(by, _TRAINED.format(f"LoRA {why}"))
+        return None
+    said = {name: keys.get(f"lora_{name}") for name in ("rank", "targets", "dropout")}
+    section, unknown = lora_section(said, usual)
+    if unknown:
+        keys.leave_out("lora_targets", f"adapters of {', '.join(unknown)}")
+    if not section["targets"]:
+        return None
+    section["rank"] = keys.whole("lora_rank") or section["rank"]
+    return section | ({"split": usual["split"]} if "split" in usual and layout.get("tp", 1) != 1 else {})
+
+
+def _not_modeled(model: Any, precision: str) -> str:
+    """The setting with which adapters are not modeled yet (job/layer_rules.py); "" where they are."""
+    if precision not in {"bf16", "fp16", "fp32"}:
+        return f"in {precision}"
+    if (found := _model_of(model)) is None:
+        return ""
+    others = found.moe or found.mtp or found.layers or found.hybrid_pattern or found.linear_attention
+    return "with layers other than dense ones" if others or found.attention.kind != "gqa" else ""
 
 
 def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
@@ -51,7 +98,7 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     model = told(keys.sets, "model")
     if model is None:
         model = model_section(keys)
-    if adapters := adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):
+    if adapters := _adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):
         model = ({"preset": model} if isinstance(model, str) else model) | {"lora": adapters}
     data = data_section(keys, layout.get("dp"))
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
