@@ -67,7 +67,7 @@ def is_before_2(arguments: Mapping[str, str]) -> bool:
 
 def of_older_release(table: KeyTable, arguments: Mapping[str, str]) -> KeyTable:
     """The table with the defaults of the release, or of the fork, that such arguments are of."""
-    listed = {key: table.defaults[key] for key in table.raw["of_2021"]}
+    listed = {key: table.defaults[key] for key in load_table("megatron").raw["of_2021"]}
     unlisted = {key: value for key, (_, value) in table.defaults.items() if key not in listed}
     older = is_before_2(arguments)
     name = _FORK if plain(arguments.get("deepspeed")) is True else _BEFORE_2 if older else _OF_2021
