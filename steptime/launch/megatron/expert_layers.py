@@ -85,21 +85,18 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
     elif keys.get("moe_flex_dispatcher_backend") == "ncclep":
         keys.approximate("moe_flex_dispatcher_backend", "NCCL's library is counted as DeepEP")
     shared = keys.on("moe_shared_expert_overlap") and keys.whole("moe_shared_expert_intermediate_size") is not None
-    return {
-        "moe": {
-            "dispatcher": dispatcher,
-            "permute_fusion": keys.on("moe_permute_fusion"),
-            "router_dtype": "fp32" if dtype in {"fp32", "fp64"} else "compute",
-            "grouped_gemm": keys.on("moe_grouped_gemm"),
-            "shared_expert_overlap": shared,
-            "deterministic": keys.on("deterministic_mode"),
-            "delay_wgrad_compute": keys.on("delay_wgrad_compute"),
-        }
-        | ({"fused_mlp": True} if fused else {})
-        | ({"paged_stash": True} if paged else {})
-        | ({"flex_backend": "hybridep"} if hybrid else {})
-        | _multiprocessors(keys, deepep=dispatcher == "flex" and not hybrid)
+    moe: dict[str, Any] = {
+        "dispatcher": dispatcher,
+        "permute_fusion": keys.on("moe_permute_fusion"),
+        "router_dtype": "fp32" if dtype in {"fp32", "fp64"} else "compute",
+        "grouped_gemm": keys.on("moe_grouped_gemm"),
+        "shared_expert_overlap": shared,
+        "deterministic": keys.on("deterministic_mode"),
+        "delay_wgrad_compute": keys.on("delay_wgrad_compute"),
     }
+    moe |= {name: True for name, on in (("fused_mlp", fused), ("paged_stash", paged)) if on}
+    moe |= {"flex_backend": "hybridep"} if hybrid else {}
+    return {"moe": moe | _multiprocessors(keys, deepep=dispatcher == "flex" and not hybrid)}
 
 
 def _multiprocessors(keys: JobKeys, *, deepep: bool) -> dict[str, int]:

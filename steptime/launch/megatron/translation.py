@@ -59,7 +59,12 @@ def _adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precisio
     if method != "lora":
         keys.leave_out("peft_method", _TRAINED.format(method))
         return None
-    if why := _not_modeled(model, precision):
+    found = _model_of(model)
+    others = found and (found.moe or found.mtp or found.layers or found.hybrid_pattern or found.linear_attention)
+    why = "with layers other than dense ones" if found and (others or found.attention.kind != "gqa") else ""
+    if (
+        why := f"in {precision}" if precision not in {"bf16", "fp16", "fp32"} else why
+    ):  # not modeled (job/layer_rules.py)
         keys.leave_out(by, _TRAINED.format(f"LoRA {why}"))
         return None
     said = {name: keys.get(f"lora_{name}") for name in ("rank", "targets", "dropout")}
@@ -70,16 +75,6 @@ def _adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precisio
         return None
     section["rank"] = keys.whole("lora_rank") or section["rank"]
     return section | ({"split": usual["split"]} if "split" in usual and layout.get("tp", 1) != 1 else {})
-
-
-def _not_modeled(model: Any, precision: str) -> str:
-    """The setting with which adapters are not modeled yet (job/layer_rules.py); "" where they are."""
-    if precision not in {"bf16", "fp16", "fp32"}:
-        return f"in {precision}"
-    if (found := _model_of(model)) is None:
-        return ""
-    others = found.moe or found.mtp or found.layers or found.hybrid_pattern or found.linear_attention
-    return "with layers other than dense ones" if others or found.attention.kind != "gqa" else ""
 
 
 def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
