@@ -19,7 +19,6 @@ from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron import yaml_arguments
 from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, switched_on, with_variables
 from steptime.launch.megatron.flags import arguments_of, keys_of, read_words
-from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.layer_kinds import hybrid_pattern
 from steptime.launch.megatron.missing_facts import also_unknown, by_name, of_no_framework, without_layers
 from steptime.launch.megatron.own_layers import put_own_layers, put_spec
@@ -68,8 +67,8 @@ def read_megatron(
         return _from_words(path, words, None, sets, launcher=load_table("megatron").raw["tests"])
     if re.search(yaml_arguments.MARK, text, re.MULTILINE):
         return from_arguments(yaml_arguments.arguments_in(path, text, env or {}), path, sets=sets)
-    if re.search(MARK, text, re.MULTILINE):
-        flags, devices = flags_in(path, text, nearby or NearbyFiles())
+    if re.search(yaml_arguments.FLAGSCALE, text, re.MULTILINE):
+        flags, devices = yaml_arguments.flags_in(path, text, nearby or NearbyFiles())
         return _from_words(path, _yaml_words(text, flags), None, sets, devices=devices)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, read_words(text, path), None, sets)
