@@ -2,7 +2,8 @@
 
 Sources: FlagOpen/FlagScale@da4935ec flagscale/runner/runner_train.py, _get_args_megatron (sections as flat arguments; true is a
 switch, false and null are none), runner/utils.py, get_nproc_per_node; NVIDIA/Megatron-LM@00caa53a megatron/training/
-yaml_arguments.py: load_yaml (the file alone is the arguments), validate_yaml, core_transformer_config_from_yaml (language_model and model_parallel are the fields of TransformerConfig).
+yaml_arguments.py: load_yaml (the file alone is the arguments), validate_yaml, core_transformer_config_from_yaml (language_model
+and model_parallel are the fields of TransformerConfig).
 """
 
 from __future__ import annotations
