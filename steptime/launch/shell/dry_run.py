@@ -11,7 +11,7 @@ from steptime.launch.shell.conditions import OPPOSITE, Outcome, answer_of
 from steptime.launch.shell.control_flow import Command, ControlFlow, ExitError, LeaveError
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.own_commands import own_command
-from steptime.launch.shell.printed import output, printed
+from steptime.launch.shell.printed import output
 from steptime.launch.shell.scope import Scope, Value, clean
 from steptime.launch.shell.slurm import submitted
 from steptime.launch.shell.statements import ASSIGNMENT, Function, Simple, Statement, Subshell
@@ -45,7 +45,7 @@ class DryRun(ControlFlow):
 
     def __init__(self, name: str, scope: Scope, nearby: NearbyFiles) -> None:
         super().__init__(name, scope, nearby)
-        self.scope.prints, self.scope.outputs = partial(printed, self), partial(output, self)
+        self.scope.output = partial(output, self)
 
     def script(self, nodes: list[Statement]) -> None:
         """Interpret a whole script."""

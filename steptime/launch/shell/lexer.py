@@ -161,8 +161,3 @@ class Lexer:
 
     def _endless(self, i: int, what: str) -> ConfigError:
         return ConfigError(f"{self.name}: line {self.line_at(i)}: {what} is not closed")
-
-
-def unquoted(word: str) -> str:
-    """A word less the double quotes around it."""
-    return word[1:-1] if len(word) > 1 and word[0] == word[-1] == '"' else word
