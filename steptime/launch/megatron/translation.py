@@ -18,10 +18,11 @@ from steptime.launch.megatron.expert_layers import has_experts
 from steptime.launch.megatron.model_section import data_section, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
-from steptime.launch.megatron.torch_fsdp import profile_of
 from steptime.launch.reading import Reading
 from steptime.model.model import Model
 
+_OF_CORE = {"megatron-core", "nemo", "megatron-bridge"}
+"""Profiles whose layers may run under torch's fully_shard (src/megatron/bridge/training/setup.py of Megatron-Bridge too)."""
 _TRAINED = "adapters over frozen weights ({}): every weight is counted as trained"
 
 
@@ -84,7 +85,8 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
         ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.
     """
     _of_model(keys)
-    software = profile_of(keys, software)
+    if keys.on("use_torch_fsdp2") and software.partition("@")[0] in _OF_CORE:
+        software = "megatron-core-fsdp2"
     if software.partition("@")[0] in OLDER and has_experts(keys):
         keys.leave_out("num_experts", "mixture of experts of older releases and DeepSpeed")
         keys.put("num_experts", None)
