@@ -7,6 +7,8 @@ linear_fc1, linear_fc2); of what tensor parallelism splits: model/lora_split.py.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError, build
@@ -14,16 +16,51 @@ from steptime.job.edit import read_model
 from steptime.launch.adapters import WHOLE, lora_section
 from steptime.launch.devices import SET_DEVICES, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import KeyTable, read_keys
 from steptime.launch.megatron.expert_layers import has_experts
 from steptime.launch.megatron.model_section import data_section, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
-from steptime.launch.reading import Reading
+from steptime.launch.megatron.releases import plain
+from steptime.launch.reading import Reading, Sets
 from steptime.model.model import Model
 
+_BACKENDS = ("", "flash", "fused", "unfused", "local", "auto")
+"""AttnBackend's numbers (megatron/core/enums.py)."""
 _OF_CORE = {"megatron-core", "nemo", "megatron-bridge"}
 """Profiles whose layers may run under torch's fully_shard (src/megatron/bridge/training/setup.py of Megatron-Bridge too)."""
 _TRAINED = "adapters over frozen weights ({}): every weight is counted as trained"
+
+
+def object_keys(
+    said: Mapping[str, Any],
+    table: KeyTable,
+    source: str,
+    sets: Sets,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    defaults_of: str = "",
+) -> JobKeys:
+    """The fields of Megatron-Core's config objects, by dotted names as Megatron-Bridge and NeMo write them, as settings.
+
+    `defaults` (with their owner) override the table's own. Sources: megatron-core 0.16.1 transformer/transformer_config.py,
+    model_parallel_config.py, distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py; NVIDIA-NeMo/
+    Megatron-Bridge src/megatron/bridge/training/mixed_precision.py and comm_overlap.py, whose sections are put over the model's,
+    the optimizer's and ddp's.
+    """
+    given = [item._replace(value=plain(item.value)) for item in read_keys(said, table)]
+    keys = JobKeys(source, table, given, defaults=defaults, defaults_of=defaults_of, sets=sets)
+    groups = "num_query_groups"  # the parser's default does not apply to a field
+    grouped = groups in keys.values or groups in keys.defaults
+    keys.put("group_query_attention", grouped and keys.get(groups) is not None)
+    if keys.on("optimizer.use_distributed_optimizer"):
+        keys.put("use_distributed_optimizer", value=True, by="optimizer.use_distributed_optimizer")
+    if keys.get("attention_backend") is None:  # "auto" chooses (AttnBackend's default)
+        keys.put("attention_backend", "auto")
+    backend = re.fullmatch(r".*\((\d)\)", str(keys.get("attention_backend")))
+    if backend and int(backend[1]) < len(_BACKENDS):
+        keys.put("attention_backend", _BACKENDS[int(backend[1])])
+    return keys
 
 
 def _model_of(said: Any) -> Model | None:

@@ -18,8 +18,7 @@ from steptime.launch.config_functions import CALLED, read_function
 from steptime.launch.config_values import CLASS, Computed
 from steptime.launch.devices import told
 from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
-from steptime.launch.megatron.config_objects import object_keys
-from steptime.launch.megatron.translation import plan_of
+from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_models import ask_for_sizes, is_provided, model_of, model_of_name
 from steptime.launch.nemo.bridge_overrides import put_overrides

@@ -12,8 +12,7 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, flatten, load_table
-from steptime.launch.megatron.config_objects import object_keys
-from steptime.launch.megatron.translation import plan_of
+from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.named_models import preset_of
 from steptime.launch.nemo.over_preset import changed
 from steptime.launch.nemo.targets import NemoConfig, class_of, methods_of, simplify
