@@ -4,7 +4,7 @@ import pytest
 from launch_readings import HARDWARE
 
 from steptime.base.config import ConfigError
-from steptime.launch.megatron.expert_layers import listed
+from steptime.launch.megatron.layer_kinds import listed
 from steptime.launch.megatron.sources import read_megatron
 from steptime.launch.nemo.formats import read_nemo
 from steptime.launch.reading import to_job

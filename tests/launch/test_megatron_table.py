@@ -9,8 +9,8 @@ from mcore_ask import megatron
 from megatron_readings import FOLDER, TABLE
 
 from steptime.launch.keys import load_table, spelled
-from steptime.launch.megatron.older_releases import plain
 from steptime.launch.megatron.parallelism_section import stages_of
+from steptime.launch.megatron.releases import plain
 
 LAYOUTS = ["Et*3|(tt|)*2tL", "E|(t|)*3,t|t||L", "Ettt|tttt*2|t*2,t|ttL"]
 ASK = """

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.launch.megatron.flags import fitting_release
+from steptime.launch.megatron.releases import fitting_release
 from steptime.launch.read import read
 from steptime.launch.reading import LaunchFlag, Reading, left_out_differences, to_job
 from steptime.launch.vocabulary import entries_of

@@ -5,18 +5,15 @@ Source: megatron-core 0.16.1 transformer/transformer_config.py, models/gpt/gpt_l
 
 from __future__ import annotations
 
-import ast
 import re
 from itertools import groupby
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.hybrid_layers import hybrid_pattern
+from steptime.launch.megatron.layer_kinds import hybrid_pattern, listed
 
 _BALANCED = ("aux_loss", "seq_aux_loss", "global_aux_loss")
 """Kinds of balancing that are losses; a coefficient of 0 turns them off."""
-MOST_LAYERS = 10_000
-"""Upper bound of the number of layers."""
 
 
 def has_experts(keys: JobKeys) -> bool:
@@ -88,21 +85,18 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
     elif keys.get("moe_flex_dispatcher_backend") == "ncclep":
         keys.approximate("moe_flex_dispatcher_backend", "NCCL's library is counted as DeepEP")
     shared = keys.on("moe_shared_expert_overlap") and keys.whole("moe_shared_expert_intermediate_size") is not None
-    return {
-        "moe": {
-            "dispatcher": dispatcher,
-            "permute_fusion": keys.on("moe_permute_fusion"),
-            "router_dtype": "fp32" if dtype in {"fp32", "fp64"} else "compute",
-            "grouped_gemm": keys.on("moe_grouped_gemm"),
-            "shared_expert_overlap": shared,
-            "deterministic": keys.on("deterministic_mode"),
-            "delay_wgrad_compute": keys.on("delay_wgrad_compute"),
-        }
-        | ({"fused_mlp": True} if fused else {})
-        | ({"paged_stash": True} if paged else {})
-        | ({"flex_backend": "hybridep"} if hybrid else {})
-        | _multiprocessors(keys, deepep=dispatcher == "flex" and not hybrid)
+    moe: dict[str, Any] = {
+        "dispatcher": dispatcher,
+        "permute_fusion": keys.on("moe_permute_fusion"),
+        "router_dtype": "fp32" if dtype in {"fp32", "fp64"} else "compute",
+        "grouped_gemm": keys.on("moe_grouped_gemm"),
+        "shared_expert_overlap": shared,
+        "deterministic": keys.on("deterministic_mode"),
+        "delay_wgrad_compute": keys.on("delay_wgrad_compute"),
     }
+    moe |= {name: True for name, on in (("fused_mlp", fused), ("paged_stash", paged)) if on}
+    moe |= {"flex_backend": "hybridep"} if hybrid else {}
+    return {"moe": moe | _multiprocessors(keys, deepep=dispatcher == "flex" and not hybrid)}
 
 
 def _multiprocessors(keys: JobKeys, *, deepep: bool) -> dict[str, int]:
@@ -134,38 +128,6 @@ def _layers(keys: JobKeys) -> dict[str, Any]:
     if all(kinds[dense:]):
         return {"n_dense_layers": dense} if dense else {}
     return {"layers": [{"kind": "moe" if on else "dense", "repeat": len([*run])} for on, run in groupby(kinds)]}
-
-
-def listed(text: str) -> list[int]:
-    """The layers of a pattern in Python's words: sums and products of lists (arguments.py, moe_freq_type); empty for any other.
-
-    >>> listed("([0]*1+[1]*2)*2"), listed("[0]*100000*100000")
-    ([0, 1, 1, 0, 1, 1], [])
-    """
-    try:
-        found = _value(ast.parse(re.sub(r"[\s\"'\\]", "", text), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    return found if isinstance(found, list) else []
-
-
-def _value(node: ast.expr) -> list[int] | int:
-    """A list, a number, or a sum or product of them.
-
-    Raises:
-        ValueError: it is something else, or longer than any model.
-    """
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.List):
-        return [item.value for item in node.elts if isinstance(item, ast.Constant) and isinstance(item.value, int)]
-    if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
-        if isinstance(left, list) and isinstance(right, int) and isinstance(node.op, ast.Mult):
-            return left * (right if len(left) * right <= MOST_LAYERS else 0)
-    raise ValueError
 
 
 def _balancing(keys: JobKeys) -> str:

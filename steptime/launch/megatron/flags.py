@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.base.document import parse_mapping, read_source
 from steptime.base.words import counted
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
+from steptime.launch.keys import GivenKey, load_table, speaks_of_cost, spelled
 from steptime.launch.megatron.model_section import TOKENIZERS
-from steptime.launch.megatron.older_releases import OLD_ARGUMENTS, is_legacy, of_older_release, plain
-from steptime.launch.megatron.undecided_flags import decided
+from steptime.launch.megatron.releases import is_legacy, of_older_release, own_layers_by_default, plain
 from steptime.launch.reading import Sets
 from steptime.launch.shell.expansion import NOT_RUN
 from steptime.launch.shell.processes import Word, split_words
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Unknown
 
-_OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4", "core 0.5"}
-"""Releases whose parsers have Megatron's own layers by default."""
-_OF_CORE = "core 0.8"
-"""From here on models are Megatron-Core's unless --use-legacy-models is given."""
 _FILES = frozenset({*TOKENIZERS, "tokenizer_path"})
 """Arguments that name files: without a value they count as not set."""
 _OF_LAUNCHER = {"world_size", "distributed_backend"}
@@ -49,7 +42,7 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
     """The arguments in the words after the program; the last of several wins, as in argparse."""
     line = CommandLine({}, {}, [], [], {})
     groups: list[list[Word]] = []
-    known, undecided = decided(split_words(list(words)), _with_flags)
+    known, undecided = _decided(split_words(list(words)))
     for word in known:
         if _FLAG.fullmatch(word.text):
             name, equals, value = word.text.partition("=")
@@ -64,6 +57,55 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
         line.unset.setdefault((number, cause), []).append(named)
     line.problems.extend(_unset(line.unset))
     return line
+
+
+def _decided(words: list[Word]) -> tuple[list[Word], list[tuple[int, Unknown, str]]]:
+    """The words, with variables to which an undecided test gives one of several texts replaced where their flags cost the same.
+
+    Where the texts differ in flags that change cost, the variable's line, the reason, and those flags are returned too: what the
+    job costs is then not known.
+    """
+    said, kept, open_ = set[str](), list[Word](), list[tuple[int, Unknown, str]]()
+    for word in words:
+        own = (reason for reason in word.unresolved if reason.why.startswith(f"{word.text} "))
+        cause = next((reason for reason in own if reason.choices), None)
+        if cause is None:
+            kept.append(word)
+            continue
+        said = said or _said(words)
+        texts = [[Word(text, word.line) for text in choice.split()] for choice in cause.choices]
+        costs = [_costly(_with_flags(text), said) for text in texts]
+        every = [{*cost.values()} for cost in costs]
+        if differ := every[0].union(*every) - every[0].intersection(*every):
+            open_.append((word.line, cause, ", ".join(dict.fromkeys(flag for flag, _ in sorted(differ)))))
+        elif costs[0]:
+            kept += next(text for text in texts if _with_flags(text))
+        else:
+            kept.append(word)
+    return kept, open_
+
+
+def _said(words: list[Word]) -> set[str]:
+    """The arguments that the words give, whatever is undecided among them."""
+    table = load_table("megatron")
+    choices = {text for word in words for reason in word.unresolved for text in reason.choices}
+    sure = [word for word in words if not any(reason.choices for reason in word.unresolved)]
+    texts = [sure, *([Word(text, 0) for text in choice.split()] for choice in choices)]
+    return {spelled(argument, table) for text in texts for argument in _with_flags(text)}
+
+
+def _costly(arguments: Mapping[str, tuple[str, str]], said: set[str]) -> dict[str, tuple[str, str]]:
+    """The arguments that may change what a job costs; one that matters only with another does not where that is off."""
+    table = load_table("megatron")
+    found = {}
+    for argument, value in arguments.items():
+        rule = table.rules.get(spelled(argument, table))
+        needed = (rule.only_with if rule else "") or ("num_experts" if argument.startswith("moe_") else "")
+        if needed and needed not in said and table.defaults.get(needed, ("", None))[1] in (None, False, 0, 1):
+            continue
+        if speaks_of_cost(argument) if rule is None else rule.status != "irrelevant":
+            found[argument] = value
+    return found
 
 
 def _with_flags(words: list[Word]) -> dict[str, tuple[str, str]]:
@@ -157,89 +199,6 @@ def read_words(text: str, path: str) -> list[Word]:
         except ValueError as error:
             raise ConfigError(f"{path}: line {number}: {error}") from None
     return found
-
-
-def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
-    """The releases whose parsers have all of the arguments, from first to last; for a dump, the one with the nearest parser.
-
-    "" where no release has them all, or, for a dump, nearly all.
-
-    >>> fitting_release(["DDP_impl", "num_layers"]), fitting_release(["num_layers", "muon_momentum"])
-    ('2.0 to 23.06', 'core 0.16 to core 0.19')
-    """
-    said = set(arguments) - _derived() - {"world_size", "rank"}
-    apart = {release: len(said - names) + (len(names - said) if dump else 0) for release, names in _parsed().items()}
-    if dump:
-        nearest = min(apart, key=lambda release: apart[release])
-        return nearest if apart[nearest] <= len(said) // 5 else ""
-    fits = [release for release, count in apart.items() if not count]
-    return "" if not fits else fits[0] if len(fits) == 1 else f"{fits[0]} to {fits[-1]}"
-
-
-@cache
-def _parsed() -> dict[str, frozenset[str]]:
-    """The arguments that each release's parser takes: it stops at those that 2.0 replaced."""
-    names: frozenset[str] = frozenset()
-    found: dict[str, frozenset[str]] = {}
-    for release, change in releases().items():
-        names = names.union(change.get("adds") or []).difference(change.get("drops") or [], OLD_ARGUMENTS)
-        found[release] = names
-    return found
-
-
-@cache
-def _derived() -> frozenset[str]:
-    """Arguments that no parser has and that Megatron-LM derives from others."""
-    derived = {key for key, rule in load_table("megatron").rules.items() if rule.note.startswith("derived")}
-    return frozenset(derived.difference(*_parsed().values()))
-
-
-def _has_core(release: str) -> bool:
-    """Whether a release is one whose models are Megatron-Core's."""
-    order = list(releases())
-    return release in order and order.index(release) >= order.index(_OF_CORE)
-
-
-def is_of_core(arguments: Collection[str]) -> bool:
-    """Whether only releases whose models are Megatron-Core's have all of the arguments, and none asks for the legacy ones.
-
-    The own layers of these have one attention, with all scores: --use-flash-attn is read by the legacy models only
-    (NVIDIA/Megatron-LM core models/gpt/gpt_layer_specs.py, get_gpt_layer_local_spec; legacy/model/transformer.py).
-
-    >>> is_of_core(["attention_backend"]), is_of_core(["num_layers"]), is_of_core(["attention_backend", "use_legacy_models"])
-    (True, False, False)
-    """
-    return _has_core(fitting_release(arguments).partition(" to ")[0]) and "use_legacy_models" not in arguments
-
-
-def may_be_of_core(arguments: Collection[str]) -> bool:
-    """Whether a release whose models are Megatron-Core's has all of the arguments, as older ones may.
-
-    >>> may_be_of_core(["use_flash_attn"]), may_be_of_core(["data_impl"])
-    (True, False)
-    """
-    return _has_core(fitting_release(arguments).rpartition("to ")[2])
-
-
-def own_layers_by_default(arguments: Collection[str]) -> bool:
-    """Whether Megatron's own layers are the default: those of `--transformer-impl local`, up to core 0.5.
-
-    NVIDIA/Megatron-LM megatron/arguments.py at the tags 23.04 to core_v0.5.0: the default of --transformer-impl is local;
-    only the models of Megatron-Core (--use-mcore-models, pretrain_gpt.py) have TransformerEngine's layers in any case.
-
-    >>> own_layers_by_default(["data_impl", "recompute_granularity"]), own_layers_by_default(["num_layers"])
-    (True, False)
-    """
-    if {"transformer_impl", "use_mcore_models", "deprecated_use_mcore_models"} & set(arguments):
-        return False
-    return fitting_release(arguments).rpartition("to ")[2] in _OF_OWN_LAYERS
-
-
-@cache
-def releases() -> dict[str, dict[str, list[str]]]:
-    """The arguments that each release adds to and removes from the previous one's parser."""
-    found: dict[str, dict[str, list[str]]] = parse_mapping(*read_source(FOLDER / "megatron_releases.yaml"))["releases"]
-    return {str(name): change for name, change in found.items()}
 
 
 def keys_of(

@@ -7,9 +7,8 @@ from typing import Any
 from steptime.job.edit import read_model
 from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.attention_kinds import attention_section, latent
 from steptime.launch.megatron.expert_layers import expert_section
-from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
+from steptime.launch.megatron.layer_kinds import attention_section, hybrid_pattern, hybrid_section, latent
 from steptime.launch.named_models import preset_of
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes, reads_pieces
 
@@ -162,19 +161,18 @@ def vocabulary(keys: JobKeys) -> int | None:
     kind = str(keys.get("patch_tokenizer_type") or keys.get("tokenizer_type") or "")
     kind = kind or ("GPT2BPETokenizer" if keys.get("merge_file") else "")
     size = keys.whole("vocab_size")
-    files = [keys.get(key) for key in TOKENIZERS]
+    files = [str(name) for key in TOKENIZERS if (name := keys.get(key))]
     if size is not None and kind == "NullTokenizer":
         size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
     elif size is not None and kind == "GPT2BPETokenizer":
-        size = _of_gpt2(keys, size, [str(name) for name in files if name])
+        size = _of_gpt2(keys, size, files)
     if size is None:
         called = ["/".join(keys.source.split("/")[-2:]), *(str(keys.get(key) or "") for key in _CALLED)]
-        found = entries_of(kind, [str(name) for name in files if name], keys.nearby, " ".join(called))
-        if not any(files) and (name := keys.get("run.name")):
-            found = found or entries_of("", [str(name)])
-        if keys.get("patch_tokenizer_type") and keys.get("load") and not any(files):
-            # Pai-Megatron-Patch megatron_patch/tokenizer/__init__.py: the tokenizer of the checkpoint's folder
-            found = found or entries_of("", [str(keys.get("load"))])
+        found = entries_of(kind, files, keys.nearby, " ".join(called))
+        # Pai-Megatron-Patch megatron_patch/tokenizer/__init__.py: the tokenizer of the checkpoint's folder
+        for name in ("run.name", *(["load"] if keys.get("patch_tokenizer_type") else [])):
+            if not files and keys.get(name):
+                found = found or entries_of("", [str(keys.get(name))])
         if keys.tokenizer.isdecimal():
             found = found or (int(keys.tokenizer), "VOCAB_SIZE of the script")
         elif keys.tokenizer and not found and reads_pieces(kind):  # its file has a plain name
@@ -183,15 +181,14 @@ def vocabulary(keys: JobKeys) -> int | None:
         if found is None:
             sizes = {key: keys.whole(name) for key, name in zip(SIZES, _SIZES, strict=True)}
             sizes["n_kv_heads"] = sizes["n_kv_heads" if keys.on("group_query_attention") else "n_q_heads"]
-            found = of_same_sizes(sizes, [str(name) for name in files if name], " ".join(called))
+            found = of_same_sizes(sizes, files, " ".join(called))
             if found and found[1].startswith("llama3") and keys.get("model.tokenizer.library") == "sentencepiece":
                 found = None  # Llama 3's is no SentencePiece model
         if found is None:
             return None
         size, whose = found
         keys.notes.append(f"vocabulary not set, {whose} assumed: {size}")
-    extra = keys.whole("extra_vocab_size", least=0) or 0
-    return size + extra + (keys.whole("vocab_extra_ids", least=0) or 0)
+    return size + sum(keys.whole(key, least=0) or 0 for key in ("extra_vocab_size", "vocab_extra_ids"))
 
 
 def _of_gpt2(keys: JobKeys, size: int, files: list[str]) -> int:

@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath
 
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.flags import is_of_core, may_be_of_core
+from steptime.launch.megatron.releases import is_of_core, may_be_of_core
 from steptime.launch.program_values import defaults_in
 from steptime.launch.shell.script import Script
 

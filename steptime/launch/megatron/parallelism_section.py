@@ -9,10 +9,14 @@ from steptime.launch.devices import data_parallel, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.megatron.expert_layers import expert_degrees
-from steptime.launch.megatron.hybrid_layers import hybrid_pattern
+from steptime.launch.megatron.layer_kinds import hybrid_pattern
 from steptime.launch.megatron.performance_section import main_grad_dtype, optimizer_of, plain_dtype
-from steptime.launch.megatron.torch_fsdp import by_torch_fsdp, fsdp_section
 from steptime.launch.reading import LaunchFlag
+
+_REFUSED = {
+    "use_distributed_optimizer": "the distributed optimizer",
+    "gradient_accumulation_fusion": "gradient accumulation fusion; add --no-gradient-accumulation-fusion",
+}
 
 
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
@@ -172,8 +176,8 @@ _STAGE_3 = "DeepSpeed's gathers of parameters (ZeRO stage 3) around Megatron's l
 
 def _states(keys: JobKeys) -> dict[str, Any]:
     """How optimizer states are sharded, and the buckets of gradients."""
-    if by_torch_fsdp(keys):
-        return fsdp_section(keys, plain_dtype(keys))
+    if keys.on("use_torch_fsdp2"):
+        return _fully_shard(keys)
     level = int(keys.on("use_distributed_optimizer") or optimizer_of(keys) == "dist_muon")
     if keys.on("use_megatron_fsdp"):
         level = keys.word("data_parallel_sharding_strategy")
@@ -191,3 +195,20 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     elif size := keys.whole("ddp_bucket_size"):
         section["bucket_size_mb"] = size * (4 if main_grad_dtype(keys) == "fp32" else 2) / 1e6  # given in elements
     return section
+
+
+def _fully_shard(keys: JobKeys) -> dict[str, Any]:
+    """Options of --use-torch-fsdp2, Megatron-Core's layers under torch's fully_shard; what Megatron refuses with it is a problem.
+
+    Source: megatron-core 0.16.1 distributed/torch_fully_sharded_data_parallel.py; NVIDIA/Megatron-LM@d98e8a64
+    megatron/training/arguments.py, validate_args, alike in core_v0.12.0. Gradients are reduced in the dtype of the parameters,
+    as no MixedPrecisionPolicy says otherwise.
+    """
+    for key, what in _REFUSED.items():
+        if keys.on(key):
+            keys.fail("use_torch_fsdp2", f"Megatron-LM does not support it with {what}")
+    section: dict[str, Any] = {"reduce_dtype": plain_dtype(keys)}
+    if not keys.on("torch_fsdp2_reshard_after_forward"):
+        section["reshard_after_forward"] = False
+    copies = keys.whole("data_parallel_replicate_degree") or 1  # of Primus
+    return {"fsdp": section} | ({"replicas": copies} if copies > 1 else {})

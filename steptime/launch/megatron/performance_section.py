@@ -7,10 +7,9 @@ from typing import Any, get_args
 from steptime.base.config import show
 from steptime.launch.devices import machine_told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
+from steptime.launch.megatron.layer_kinds import latent
 from steptime.launch.megatron.own_layers import have_one_attention
-from steptime.launch.megatron.torch_fsdp import by_torch_fsdp
 from steptime.software.settings import OffloadModule
 from steptime.software.timing_settings import GraphModule
 
@@ -49,7 +48,7 @@ def plain_dtype(keys: JobKeys) -> str:
 
 def main_grad_dtype(keys: JobKeys) -> str:
     """The dtype in which gradients accumulate and are reduced."""
-    if by_torch_fsdp(keys):
+    if keys.on("use_torch_fsdp2"):
         return plain_dtype(keys)
     said = keys.get("megatron_fsdp_main_grads_dtype")
     if keys.on("use_megatron_fsdp") and said in {"fp32", "bf16", "fp16"}:
@@ -274,7 +273,7 @@ def _overlap(keys: JobKeys, layout: dict[str, Any], section: dict[str, Any]) -> 
     Sends are hidden only with virtual stages (core pipeline_parallel/schedules.py).
     """
     reduce, gather = keys.on("overlap_grad_reduce"), keys.on("overlap_param_gather")
-    dp: bool | float = reduce or by_torch_fsdp(keys)
+    dp: bool | float = reduce or keys.on("use_torch_fsdp2")
     if layout.get("zero_level") and reduce != gather:
         gradient = 4.0 if section["main_grad_dtype"] == "fp32" else 2.0
         share = gradient / (gradient + (4.0 if section["precision"] == "fp32" else 2.0))

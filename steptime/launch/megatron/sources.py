@@ -17,13 +17,12 @@ from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron import yaml_arguments
 from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, switched_on, with_variables
-from steptime.launch.megatron.flags import arguments_of, fitting_release, keys_of, read_words
-from steptime.launch.megatron.flagscale import MARK, flags_in
-from steptime.launch.megatron.hybrid_layers import hybrid_pattern
+from steptime.launch.megatron.flags import arguments_of, keys_of, read_words
+from steptime.launch.megatron.layer_kinds import hybrid_pattern
 from steptime.launch.megatron.missing_facts import also_unknown, by_name, of_no_framework, without_layers
-from steptime.launch.megatron.older_releases import is_legacy
 from steptime.launch.megatron.own_layers import put_own_layers, put_spec
 from steptime.launch.megatron.programs import does_not_train, own_model
+from steptime.launch.megatron.releases import fitting_release, is_legacy
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
@@ -67,8 +66,8 @@ def read_megatron(
         return _from_words(path, words, None, sets, launcher=load_table("megatron").raw["tests"])
     if re.search(yaml_arguments.MARK, text, re.MULTILINE):
         return from_arguments(yaml_arguments.arguments_in(path, text, env or {}), path, sets=sets)
-    if re.search(MARK, text, re.MULTILINE):
-        flags, devices = flags_in(path, text, nearby or NearbyFiles())
+    if re.search(yaml_arguments.FLAGSCALE, text, re.MULTILINE):
+        flags, devices = yaml_arguments.flags_in(path, text, nearby or NearbyFiles())
         return _from_words(path, _yaml_words(text, flags), None, sets, devices=devices)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, read_words(text, path), None, sets)

@@ -1,30 +1,81 @@
-"""Megatron's settings as a plan: one translation for all sources."""
+"""Megatron's settings as a plan: one translation for all sources.
+
+Adapters over frozen weights are LoRA of ms-swift, NeMo, Megatron-Bridge and MindSpeed-LLM. Source of their shapes:
+NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/peft/lora.py (one pair of matrices for each of linear_qkv, linear_proj,
+linear_fc1, linear_fc2); of what tensor parallelism splits: model/lora_split.py.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
+from steptime.launch.adapters import lora_section
 from steptime.launch.devices import SET_DEVICES, told
+from steptime.launch.figures import WHOLE
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.adapter_section import adapter_section
+from steptime.launch.keys import KeyTable, read_keys
 from steptime.launch.megatron.expert_layers import has_experts
 from steptime.launch.megatron.model_section import data_section, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
-from steptime.launch.megatron.torch_fsdp import profile_of
-from steptime.launch.reading import Reading
+from steptime.launch.megatron.releases import plain
+from steptime.launch.reading import Reading, Sets
 from steptime.model.model import Model
+
+_BACKENDS = ("", "flash", "fused", "unfused", "local", "auto")
+"""AttnBackend's numbers (megatron/core/enums.py)."""
+_OF_CORE = {"megatron-core", "nemo", "megatron-bridge"}
+"""Profiles whose layers may run under torch's fully_shard (src/megatron/bridge/training/setup.py of Megatron-Bridge too)."""
+_TRAINED = "adapters over frozen weights ({}): every weight is counted as trained"
+
+
+def object_keys(
+    said: Mapping[str, Any],
+    table: KeyTable,
+    source: str,
+    sets: Sets,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    defaults_of: str = "",
+) -> JobKeys:
+    """The fields of Megatron-Core's config objects, by dotted names as Megatron-Bridge and NeMo write them, as settings.
+
+    `defaults` (with their owner) override the table's own. Sources: megatron-core 0.16.1 transformer/transformer_config.py,
+    model_parallel_config.py, distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py; NVIDIA-NeMo/
+    Megatron-Bridge src/megatron/bridge/training/mixed_precision.py and comm_overlap.py, whose sections are put over the model's,
+    the optimizer's and ddp's.
+    """
+    given = [item._replace(value=plain(item.value)) for item in read_keys(said, table)]
+    keys = JobKeys(source, table, given, defaults=defaults, defaults_of=defaults_of, sets=sets)
+    groups = "num_query_groups"  # the parser's default does not apply to a field
+    grouped = groups in keys.values or groups in keys.defaults
+    keys.put("group_query_attention", grouped and keys.get(groups) is not None)
+    if keys.on("optimizer.use_distributed_optimizer"):
+        keys.put("use_distributed_optimizer", value=True, by="optimizer.use_distributed_optimizer")
+    if keys.get("attention_backend") is None:  # "auto" chooses (AttnBackend's default)
+        keys.put("attention_backend", "auto")
+    backend = re.fullmatch(r".*\((\d)\)", str(keys.get("attention_backend")))
+    if backend and int(backend[1]) < len(_BACKENDS):
+        keys.put("attention_backend", _BACKENDS[int(backend[1])])
+    return keys
+
+
+def _model_of(said: Any) -> Model | None:
+    """A preset's model or a section's; None where something is wrong with it, which is told with the whole plan."""
+    try:
+        return build(Model, read_model(said))
+    except ConfigError:
+        return None
 
 
 def _of_model(keys: JobKeys) -> None:
     """What degrees and stages need from a model given by name: layers and experts."""
-    if told(keys.sets, "model") is None:
-        return
-    try:
-        model = build(Model, read_model(told(keys.sets, "model")))
-    except ConfigError:  # problems are counted with the whole plan
+    said = told(keys.sets, "model")
+    if said is None or (model := _model_of(said)) is None:
         return
     experts = model.moe
     sizes = {"num_layers": model.n_layers, "num_experts": experts and experts.n_experts}
@@ -35,6 +86,36 @@ def _of_model(keys: JobKeys) -> None:
             keys.put(key, size, by="the model")
 
 
+def _adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision: str) -> dict[str, Any] | None:
+    """The `lora` of a plan's model; None where every weight is trained, or is counted so."""
+    usual = keys.table.raw.get("adapters") or {}
+    by = usual.get("by", "peft_method")
+    method = "lora" if by != "peft_method" and keys.get(by) else str(keys.get("peft_method") or "none")
+    method = method.lower().rpartition(".")[2]
+    if method in WHOLE or method == "none":
+        keys.put("peft_method", None)
+        return None
+    if method != "lora":
+        keys.leave_out("peft_method", _TRAINED.format(method))
+        return None
+    found = _model_of(model)
+    others = found and (found.moe or found.mtp or found.layers or found.hybrid_pattern or found.linear_attention)
+    why = "with layers other than dense ones" if found and (others or found.attention.kind != "gqa") else ""
+    if (
+        why := f"in {precision}" if precision not in {"bf16", "fp16", "fp32"} else why
+    ):  # not modeled (job/layer_rules.py)
+        keys.leave_out(by, _TRAINED.format(f"LoRA {why}"))
+        return None
+    said = {name: keys.get(f"lora_{name}") for name in ("rank", "targets", "dropout")}
+    section, unknown = lora_section(said, usual)
+    if unknown:
+        keys.leave_out("lora_targets", f"adapters of {', '.join(unknown)}")
+    if not section["targets"]:
+        return None
+    section["rank"] = keys.whole("lora_rank") or section["rank"]
+    return section | ({"split": usual["split"]} if "split" in usual and layout.get("tp", 1) != 1 else {})
+
+
 def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     """The plan of a job on this number of devices (None: not given) with the defaults of a software profile.
 
@@ -42,7 +123,8 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
         ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.
     """
     _of_model(keys)
-    software = profile_of(keys, software)
+    if keys.on("use_torch_fsdp2") and software.partition("@")[0] in _OF_CORE:
+        software = "megatron-core-fsdp2"
     if software.partition("@")[0] in OLDER and has_experts(keys):
         keys.leave_out("num_experts", "mixture of experts of older releases and DeepSpeed")
         keys.put("num_experts", None)
@@ -51,7 +133,7 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     model = told(keys.sets, "model")
     if model is None:
         model = model_section(keys)
-    if adapters := adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):
+    if adapters := _adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):
         model = ({"preset": model} if isinstance(model, str) else model) | {"lora": adapters}
     data = data_section(keys, layout.get("dp"))
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}

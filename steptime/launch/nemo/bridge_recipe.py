@@ -16,8 +16,7 @@ from steptime.launch.config_functions import CALLED, read_function
 from steptime.launch.config_values import CLASS, Computed
 from steptime.launch.devices import told
 from steptime.launch.keys import flatten, load_table, rule_of, spelled
-from steptime.launch.megatron.config_objects import object_keys
-from steptime.launch.megatron.translation import plan_of
+from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
 from steptime.launch.nemo.bridge_table import kernels, recipe_table, recipes, set_by_calls

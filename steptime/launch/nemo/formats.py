@@ -15,8 +15,7 @@ from steptime.launch.config_values import split_path
 from steptime.launch.devices import devices_in, stated, still_true, told
 from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.logs.printed_config import block, plain_lines
-from steptime.launch.megatron.config_objects import object_keys
-from steptime.launch.megatron.translation import plan_of
+from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.bridge_recipe import read_override, read_program, read_recipe
 from steptime.launch.nemo.bridge_started import STARTERS, read_started

@@ -10,8 +10,7 @@ from steptime.launch.devices import of_name, states_devices, taken
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table
-from steptime.launch.megatron.config_objects import object_keys
-from steptime.launch.megatron.translation import plan_of
+from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nemo.targets import NemoConfig
 from steptime.launch.reading import OTHER_MODEL, Reading
 

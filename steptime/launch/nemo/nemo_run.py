@@ -17,8 +17,7 @@ from steptime.launch.config_values import Computed, merged, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, table_file
-from steptime.launch.megatron.config_objects import object_keys
-from steptime.launch.megatron.translation import plan_of
+from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nemo.models import changed, class_preset, classes
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Reading

@@ -206,7 +206,7 @@ class ControlFlow(ABC):
     def rounds(self, node: Loop) -> bool:
         """Interpret a loop; False where the number of its rounds is unknown or large."""
         if node.kind != "for" or node.name.startswith("(("):
-            return self.repeated(node) if node.kind != "for" else self.counted(node)
+            return self.repeated(node)
         values = [value for word in node.words for value in self.expand.fields(word.text, word.line)]
         if not node.words or not all(self.scope.known(value.text) for value in values):
             return False
@@ -215,17 +215,6 @@ class ControlFlow(ABC):
             if not self.round(node.body):
                 break
         return True
-
-    def counted(self, node: Loop) -> bool:
-        """A loop such as for ((i = 0; i < 8; i++)); False where the number of its rounds is unknown or large."""
-        first, until, step = [*node.name[2:-2].split(";"), "", "", ""][:3]
-        let(self.scope, self.expand.text(first, node.line))
-        for _ in range(_MOST_ROUNDS):
-            outcome = let(self.scope, self.expand.text(until, node.line)) if until.strip() else "yes"
-            if outcome != "yes" or not self.round(node.body):
-                return outcome != "unknown"
-            let(self.scope, self.expand.text(step, node.line))
-        return False
 
     def round(self, body: list[Statement]) -> bool:
         """One round of a loop; False where it is the last."""
@@ -245,14 +234,20 @@ class ControlFlow(ABC):
         return True
 
     def repeated(self, node: Loop) -> bool:
-        """Interpret a while or until loop; False where the number of iterations is unknown or large."""
-        ends: Outcome = "no" if node.kind == "while" else "yes"
+        """A while or until loop, or for ((i = 0; i < 8; i++)); False where the number of its rounds is unknown or large."""
+
+        def said(text: str) -> Outcome:
+            return let(self.scope, self.expand.text(text, node.line)) if text.strip() else "yes"
+
+        first, until, step = [*node.name[2:-2].split(";"), "", ""][:3]
+        said(first)
         for _ in range(_MOST_ROUNDS):
-            outcome = self.block(node.condition)
+            outcome = said(until) if node.kind == "for" else self.block(node.condition)
             if outcome not in {"yes", "no"}:
                 return False
-            if outcome == ends or not self.round(node.body):
+            if outcome == ("yes" if node.kind == "until" else "no") or not self.round(node.body):
                 return True
+            said(step)
         return False
 
     def case(self, node: Case) -> Outcome:

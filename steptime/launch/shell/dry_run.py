@@ -10,9 +10,8 @@ from steptime.launch.shell.assignments import LARGEST, assign, given_script, let
 from steptime.launch.shell.conditions import OPPOSITE, Outcome, answer_of
 from steptime.launch.shell.control_flow import Command, ControlFlow, ExitError, LeaveError
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.own_commands import own_command
-from steptime.launch.shell.printed import output, printed
+from steptime.launch.shell.printed import output
 from steptime.launch.shell.scope import Scope, Value, clean
 from steptime.launch.shell.slurm import submitted
 from steptime.launch.shell.statements import ASSIGNMENT, Function, Simple, Statement, Subshell
@@ -46,7 +45,7 @@ class DryRun(ControlFlow):
 
     def __init__(self, name: str, scope: Scope, nearby: NearbyFiles) -> None:
         super().__init__(name, scope, nearby)
-        self.scope.prints, self.scope.outputs = partial(printed, self), partial(output, self)
+        self.scope.output = partial(output, self)
 
     def script(self, nodes: list[Statement]) -> None:
         """Interpret a whole script."""
@@ -61,16 +60,17 @@ class DryRun(ControlFlow):
             return self.test(node)
         if node.words and node.words[0].text.startswith("(("):
             return self.arithmetic(node)
-        words = list(node.words)
-        local: list[Token] = []
-        while words and ASSIGNMENT.fullmatch(words[0].text):
-            local.append(words.pop(0))
+        count = next((i for i, word in enumerate(node.words) if not ASSIGNMENT.fullmatch(word.text)), len(node.words))
+        local, words = node.words[:count], node.words[count:]
         if not words:
             for word in local if not node.piped else []:
                 assign(self.expand, word)
             return "ran" if any("$(" in word.text or "`" in word.text for word in local) else "yes"
         self.pipes += node.piped
-        fields = [value for word in words for value in self._argument(word)]
+        fields = list[Value]()
+        for word in words:
+            array = ASSIGNMENT.fullmatch(word.text) and "=(" in word.text
+            fields += [Value(word.text, word.line)] if array else self.expand.fields(word.text, word.line)
         start = len(self.commands)
         own = {word.text.partition("=")[0]: self.expand.text(word.text.partition("=")[2], word.line) for word in local}
         before = {name: self.scope.kept(name) for name in own}
@@ -82,11 +82,6 @@ class DryRun(ControlFlow):
         ran = self.commands[start:]
         self.commands[start:] = [found._replace(variables=own | dict(found.variables)) for found in ran]
         return outcome
-
-    def _argument(self, word: Token) -> list[Value]:
-        if ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
-            return [Value(word.text, word.line)]
-        return self.expand.fields(word.text, word.line)
 
     def command(self, fields: list[Value], node: Simple) -> Outcome:
         """A command with its words filled in."""

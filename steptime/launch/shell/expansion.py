@@ -233,8 +233,7 @@ class Expander:
                 return self._variable("PWD", line)[0].text
             alone = words and self.depth < _DEEPEST and not re.search(r"[|;&<>(`\n]", inner)
             given = [value for word in _WORDS.findall(inner) for value in self.fields(word, line)] if alone else []
-            output = self.scope.prints(given)
-            if (output := self.scope.outputs(inner, line) if output is None else output) is not None:
+            if (output := self.scope.output(given, inner, line)) is not None:
                 return output
             plain = len(words) == 2 and not re.search(r"[|;&<>\n]", words[1]) and self.depth < _DEEPEST
             if plain and words[0] in {"dirname", "basename", "echo"}:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
 from steptime.base.config import ConfigError
-from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token, unquoted
+from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token
 from steptime.launch.shell.statements import Case, Chain, Function, If, Loop, Simple, Statement, Subshell
 
 PROGRAM = "a Python program, which is not run; give its launch script, or a file with the command that starts it"
 _BREAKS = frozenset({"\n", ";", "&"})
 _CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 _DEEPEST = 60
+_QUOTED = re.compile(r"\A\"(.*)\"\Z", re.DOTALL)
 
 
 def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
@@ -42,6 +47,9 @@ def _joined(first: Statement, after: Statement) -> Statement:
         if first.words[0].text == after.words[0].text == "sed":
             return first._replace(words=[*first.words, *after.words[1:]], to=after.to)
     return first
+
+
+_Way: TypeAlias = Callable[[Token], Statement]
 
 
 class _Parser:
@@ -123,19 +131,12 @@ class _Parser:
 
     def _compound(self, token: Token) -> Statement | None:
         after = [(t.text, t.operator) for t in self.tokens[self.i + 1 : self.i + 3]]
-        found: Statement
-        if token.text == "if":
-            found = self.branches(token)
-        elif token.text in {"for", "while", "until"}:
-            found = self.loop(token)
-        elif token.text == "case":
-            found = self.case(token)
-        elif token.text in {"{", "("} or (token.operator and token.text == "("):
-            found = self.group(token)
-        elif token.text == "function" or after == [("(", True), (")", True)]:
-            found = self.function(token)
-        else:
+        ways: dict[str, _Way] = {"if": self.branches, "case": self.case, "function": self.function}
+        ways |= dict.fromkeys(("for", "while", "until"), self.loop) | dict.fromkeys("{(", self.group)
+        way = ways.get(token.text) or (self.function if after == [("(", True), (")", True)] else None)
+        if way is None:
             return None
+        found = way(token)
         while (word := self.peek()) is not None and word.operator and word.text in REDIRECTIONS:
             self._redirection()
         return found
@@ -225,7 +226,7 @@ class _Parser:
                 if token.text in {">", ">|", ">&"}:
                     to = next(iter(self.tokens[self.i - 1 : self.i]), None)
                 if token.text == "<<<":  # what follows it, if anything does
-                    body = "".join(unquoted(word.text) for word in self.tokens[self.i - 1 : self.i])
+                    body = "".join(_QUOTED.sub(r"\1", word.text) for word in self.tokens[self.i - 1 : self.i])
                 continue
             if inside and token.text == "\n":
                 break

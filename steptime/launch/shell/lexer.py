@@ -8,11 +8,7 @@ from typing import NamedTuple
 
 from steptime.base.config import ConfigError
 
-_OPERATORS = (
-    *("<<<", "<<-", "&>>", ";;", "&&", "||", "|&", "<<", ">>", ">&", "<&", "&>", ">|"),
-    *(";", "&", "|", "(", ")", "<", ">"),
-)
-_OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
+_OPERATOR = re.compile(r"<<[<-]|&>>|;;|&&|\|\||\|&|<<|>>|>&|<&|&>|>\||[;&|()<>]")
 _BLANK = re.compile(r"[ \t\r]+|\\\r?\n")
 _PLAIN = re.compile(r"""[^\\'"`$#(){};&|<>\s]+""")
 """Characters that mean nothing by themselves, outside of quotes and inside."""
@@ -69,11 +65,11 @@ class Lexer:
             elif word := _TO_FILL.match(text, i):
                 found.append(Token(f"'{word[0]}'", self.line_at(i)))
                 i = word.end()
-            elif (operator := self._operator(i)) and not (operator == "(" and self._arithmetic(i)):
-                if operator in {"<<", "<<-"}:
+            elif not self.array and (operator := _OPERATOR.match(text, i)) and not self._arithmetic(i):
+                if operator[0] in {"<<", "<<-"}:
                     waiting.append(len(found))
-                found.append(Token(operator, self.line_at(i), operator=True))
-                i += len(operator)
+                found.append(Token(operator[0], self.line_at(i), operator=True))
+                i = operator.end()
             else:
                 end = self._arithmetic(i) or self._word_end(i)
                 if not (text[i:end].isdecimal() and text[end : end + 1] in {"<", ">"}):  # 2>&1
@@ -84,10 +80,6 @@ class Lexer:
     def _line_end(self, i: int) -> int:
         found = self.text.find("\n", i)
         return found if found >= 0 else len(self.text)
-
-    def _operator(self, i: int) -> str:
-        found = None if self.array else _OPERATOR.match(self.text, i)
-        return found[0] if found else ""
 
     def _arithmetic(self, i: int) -> int:
         """The end of (( ... )); 0 where there is none."""
@@ -169,8 +161,3 @@ class Lexer:
 
     def _endless(self, i: int, what: str) -> ConfigError:
         return ConfigError(f"{self.name}: line {self.line_at(i)}: {what} is not closed")
-
-
-def unquoted(word: str) -> str:
-    """A word less the double quotes around it."""
-    return word[1:-1] if len(word) > 1 and word[0] == word[-1] == '"' else word

@@ -8,7 +8,7 @@ from steptime.launch.devices import OF_OPTIONS
 from steptime.launch.shell.assignments import assign, let, read_names, write_file
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.control_flow import ControlFlow, LeaveError, Left
-from steptime.launch.shell.scope import Scope, Unknown, Value
+from steptime.launch.shell.scope import Unknown, Value
 from steptime.launch.shell.statements import ASSIGNMENT, Simple
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
@@ -34,7 +34,11 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
         _declare(walk, first, node)
     elif first == "unset":
         for value in rest:
-            _unset(scope, value.text, node.line)
+            if element := re.fullmatch(r"(\w+)\[.*\]", value.text):
+                why = Unknown(f"line {node.line} unsets one of its elements")
+                scope.put_array(element[1], [Value(scope.mark(f"${element[1]}", why), node.line)])
+            else:
+                scope.clear(value.text, node.line)
     elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
         read_names(walk.expand, node, [word.text for word in rest])
     elif first in {"cat", "sed"} and node.to is not None:
@@ -50,14 +54,6 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
     else:
         return None
     return "ran"
-
-
-def _unset(scope: Scope, name: str, line: int) -> None:
-    if found := re.fullmatch(r"(\w+)\[.*\]", name):
-        why = Unknown(f"line {line} unsets one of its elements")
-        scope.put_array(found[1], [Value(scope.mark(f"${found[1]}", why), line)])
-    else:
-        scope.clear(name, line)
 
 
 def _declare(walk: ControlFlow, first: str, node: Simple) -> None:

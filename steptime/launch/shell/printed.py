@@ -16,18 +16,15 @@ _AS_LONG_AS = 20
 """Commands that a call counts as, in the limit on a script's commands: it takes about their time."""
 
 
-def printed(walk: ControlFlow, words: list[Value]) -> str | None:
-    """The output of a function with these words; None where it is not known."""
-    name = words[0].text if words else ""
-    found = _texts(walk, walk.functions[name].body, words[1:]) if name in walk.functions else None
-    return "\n".join(found) if found else None
+def output(walk: ControlFlow, words: list[Value], text: str, line: int) -> str | None:
+    """The output of commands: a function of the script with these words, or tests that echo; None where it is not known.
 
-
-def output(walk: ControlFlow, text: str, line: int) -> str | None:
-    """The output of commands that test and echo: $([ $TP -gt 1 ] && echo --sequence-parallel); None where it is not known."""
-    if not _TESTS.match(text):
-        return None
-    found = _texts(walk, parse_shell(text, walk.name, line), walk.scope.positional)
+    `text` is the whole of it: [ $TP -gt 1 ] && echo --sequence-parallel.
+    """
+    if words and words[0].text in walk.functions:
+        found = _texts(walk, walk.functions[words[0].text].body, words[1:])
+        return "\n".join(found) if found else None
+    found = _texts(walk, parse_shell(text, walk.name, line), walk.scope.positional) if _TESTS.match(text) else None
     return None if found is None else "\n".join(found)
 
 

@@ -111,10 +111,8 @@ class Scope:
         self.positional: list[Value] | None = None
         """The words after the script's name; None: none were given, and it is unknown whether there are any."""
         self.reasons: list[Reason] = []
-        self.prints: Callable[[list[Value]], str | None] = lambda _: None
-        """What a function of the script prints with these words, its name first; None where that is not known."""
-        self.outputs: Callable[[str, int], str | None] = lambda _text, _line: None
-        """What commands in $(...) print, where they only test and echo; None where that is not known."""
+        self.output: Callable[[list[Value], str, int], str | None] = lambda _words, _text, _line: None
+        """What $(...), its words and text, in a line prints: a function of the script, or tests; None where that is not known."""
         self.sourced: list[str] = []
         """Files that the script sources and that are not read."""
         self.required: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime.job.job import Job
 from steptime.launch.keys import KeyTable
-from steptime.launch.megatron.attention_kinds import LINEAR
+from steptime.launch.megatron.layer_kinds import LINEAR
 from steptime.launch.write.plain_keys import word_for
 from steptime.model.blocks import layers
 from steptime.model.hf_hybrid import AHEAD
