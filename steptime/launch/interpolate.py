@@ -24,12 +24,12 @@ _NONE = object()
 def resolve(tree: dict[str, Any], env: Env = None) -> dict[str, Any]:
     """The tree with references filled in; what needs running (eval) stays as text.
 
-    `${.x}` is a key of the same mapping, `${..x}` one of its parent; `${training.x}` and `${peft.x}` are the launcher's names for
-    `${x}` (NVIDIA/NeMo-Framework-Launcher launcher_scripts/conf);
-    `${oc.env:NAME,default}` is a variable of `env`, else its default.
+    `${.x}` is a key of the same mapping, `${..x}` one of its parent; `${training.x}`, `${fine_tuning.x}` and `${peft.x}` are the
+    launcher's names for `${x}` (NVIDIA/NeMo-Framework-Launcher launcher_scripts/conf); `${oc.env:NAME,default}` is a variable of
+    `env`, else its default.
 
-    >>> resolve({"a": {"b": 3, "c": "${multiply:4, ${.b}}", "d": "${oc.decode:${oc.env:TP,2}}"}})
-    {'a': {'b': 3, 'c': 12, 'd': 2}}
+    >>> resolve({"a": {"b": 3, "c": "${multiply:4, ${.b}}", "d": "${oc.decode:${oc.env:TP,2}}"}, "e": "${a.c}"})
+    {'a': {'b': 3, 'c': 12, 'd': 2}, 'e': 12}
     """
     return {key: _walk(value, tree, (key,), env or {}) for key, value in tree.items()}
 
@@ -40,11 +40,11 @@ def _walk(node: Any, tree: dict[str, Any], at: tuple[str, ...], env: Mapping[str
     if isinstance(node, list):
         return [_walk(item, tree, at, env) for item in node]
     for _ in range(_ROUNDS):
-        if not isinstance(node, str) or not (found := _REFERENCE.search(node)):
+        known = ((found, _value(found[1].strip(), tree, at, env)) for found in _REFERENCE.finditer(str(node)))
+        known = (pair for pair in known if pair[1] is not _NONE and not isinstance(pair[1], dict | list))
+        if not isinstance(node, str) or (first := next(known, None)) is None:
             return node
-        value = _value(found[1].strip(), tree, at, env)
-        if value is _NONE or isinstance(value, dict | list):
-            return node
+        found, value = first
         if found.span() == (0, len(node)):
             node = value
         else:
@@ -58,12 +58,27 @@ def _value(words: str, tree: dict[str, Any], at: tuple[str, ...], env: Mapping[s
     if colon:
         return _resolved(name, [part.strip() for part in rest.split(",")], tree, env)
     dots = len(words) - len(words.lstrip("."))
-    path = [*at[: len(at) - dots], *words[dots:].split(".")] if dots else words.split(".")
-    return _at(path if dots else _of_launcher(path, tree), tree)
+    path = [*at[: len(at) - dots], *words[dots:].split(".")] if dots else _of_launcher(words.split("."), tree)
+    found = _at(path, tree)
+    return _from_top(found, path) if isinstance(found, str) else found
+
+
+def _from_top(text: str, at: list[str]) -> str:
+    """A text with its relative references as paths from the top: they are relative to its own key, wherever it is used.
+
+    >>> _from_top("${data}/${.name}", ["run", "folder"])
+    '${data}/${run.name}'
+    """
+
+    def absolute(found: re.Match[str]) -> str:
+        dots = len(found[1]) - len(found[1].lstrip("."))
+        return f"${{{'.'.join([*at[: len(at) - dots], found[1][dots:]])}}}" if dots else found[0]
+
+    return _REFERENCE.sub(absolute, text)
 
 
 def _of_launcher(path: list[str], tree: dict[str, Any]) -> list[str]:
-    return path[1:] if path[0] in {"training", "peft"} and path[0] not in tree else path
+    return path[1:] if path[0] in {"training", "fine_tuning", "peft"} and path[0] not in tree else path
 
 
 def _at(path: list[str], tree: dict[str, Any]) -> Any:

@@ -193,3 +193,24 @@ def test_experts_of_a_recipe_are_not_split_over_tp(tmp_path: Path) -> None:
     text = BENCHMARK.format(lines=lines).replace("llama3_70b", "qwen3_30b_a3b")
     layout = written(tmp_path, "own.py", text).config["parallelism"]
     assert {key: layout[key] for key in ("tp", "dp", "ep", "etp")} == {"tp": 2, "dp": 8, "ep": 8, "etp": 1}
+
+
+def test_a_benchmark_over_one_of_another_file_is_asked_for_its_log(tmp_path: Path) -> None:
+    """perf_recipes/kimi/b300/kimi_k2.py: kimi_k2_pretrain_256gpu_b200_fp8cs_config() with another batch."""
+    text = BENCHMARK.format(lines="cfg.train.micro_batch_size = 2").replace("64gpu_h100", "256gpu_b300")
+    (line,) = asked(tmp_path, "own.py", text.replace("llama3_70b_pretrain", "kimi_k2_pretrain_256gpu_b200_fp8cs"))
+    assert line.startswith(
+        "its layout and precision are those of kimi_k2_pretrain_256gpu_b200_fp8cs_config(), which is not"
+    )
+
+
+def test_a_flex_dispatchers_library_that_is_none(tmp_path: Path) -> None:
+    """perf_recipes/qwen/b200/qwen3_moe.py: no library where tokens are sent by all-to-all; 94 layers and two on 8 stages."""
+    said = (
+        'cfg.model.moe_token_dispatcher_type = "alltoall"; cfg.model.moe_flex_dispatcher_backend = None;'
+        " cfg.model.pipeline_model_parallel_size = 8; cfg.train.global_batch_size = 64; cfg.train.micro_batch_size = 1"
+    )
+    text = BENCHMARK.format(lines=said).replace("llama3_70b", "qwen3_235b_a22b")
+    plan = written(tmp_path, "own.py", text).config
+    assert (plan["performance"]["moe"]["dispatcher"], plan["data"]["seqlen"]) == ("alltoall", 4096)
+    assert plan["parallelism"]["embedding_and_loss_count_as_layers"] is True

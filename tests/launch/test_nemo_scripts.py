@@ -133,3 +133,33 @@ def test_no_granularity_of_recomputation_is_none(tmp_path: Path) -> None:
     own = "\n  ".join(f"activations_checkpoint_{key}: {value}" for key, value in said.items())
     text = CONFIG.replace("  num_layers: 8", f"  {own}\n  num_layers: 8")
     assert written(tmp_path, "own.yaml", text).config["performance"]["activation_checkpointing_type"] == "none"
+
+
+FINE_TUNED = """\
+    run: {convert_dir: "${base_results_dir}/${.model_train_name}/convert_nemo", model_train_name: NAME}
+    trainer: {devices: 8, num_nodes: 1, precision: bf16}
+    exp_manager: {}
+    model:
+      restore_from_path: ${fine_tuning.run.convert_dir}/results/megatron_llama.nemo
+      global_batch_size: 16
+      micro_batch_size: 1
+      tensor_model_parallel_size: 2
+      megatron_amp_O2: true
+      data: {train_ds: {max_seq_length: 1024, global_batch_size: "${fine_tuning.model.global_batch_size}"}}
+      optim: {name: fused_adam}
+"""
+
+
+def test_the_path_of_a_checkpoint_names_its_model(tmp_path: Path) -> None:
+    """A reference is relative to its own key, wherever it is used; 8 devices over tp 2 are 4 ranks."""
+    reading = written(tmp_path, "squad.yaml", FINE_TUNED.replace("NAME", "llama2_7b"))
+    assert reading.config["model"] == "llama2-7b"
+    assert (reading.config["parallelism"]["dp"], reading.config["data"]["seqlen"]) == (4, 1024)
+    assert reading.config["performance"]["software"] == "nemo"
+    assert "from the path of its checkpoint" in reading.config["notes"][0]
+
+
+def test_a_checkpoint_without_a_size_in_its_path_is_asked_for(tmp_path: Path) -> None:
+    for name in ("gpt3_sft", "llama2", "own_7b"):
+        (line,) = asked(tmp_path, "squad.yaml", FINE_TUNED.replace("NAME", name))
+        assert line == "model unknown; add --set model=NAME (3dtrn models lists them)"

@@ -338,3 +338,15 @@ def test_a_function_is_of_the_family_of_the_others(tmp_path):
     path.write_text("".join(FUNCTION_OF.format(name=name, tokenizer="") for name in names))
     model = to_job(read("torchtitan", f"{path}:sft_math", HARDWARE), HARDWARE).model
     assert (model.name, model.n_layers) == ("qwen3-8b", 36)
+
+
+def test_a_flavor_of_the_fork_whose_key_the_file_has(tmp_path):
+    """LambdaLabsML/torchtitan: 3/2 of 2/3 of 4 * 8192, rounded up to 4096; without a key of that fork the flavor is unknown."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(flavor="32B") + "[infra]\nset_gpu_affinity = true\n")
+    job = to_job(read("torchtitan", str(path), HARDWARE), HARDWARE)
+    assert job.model.inter_sz == 4096 * -(-int(1.5 * int(8 * 8192 / 3)) // 4096)
+    assert "model 32B, of the fork of torchtitan that has infra.set_gpu_affinity" in job.notes
+    path.write_text(JOB.format(flavor="32B"))
+    with pytest.raises(ConfigError, match="unknown flavor of llama3"):
+        read("torchtitan", str(path), HARDWARE)

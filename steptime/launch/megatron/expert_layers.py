@@ -79,7 +79,7 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
     if dtype == "fp64":
         keys.approximate("moe_router_dtype", "the router is counted as fp32")
     dispatcher = keys.word("moe_token_dispatcher_type")
-    hybrid = keys.word("moe_flex_dispatcher_backend") == "hybridep" and dispatcher == "flex"
+    hybrid = dispatcher == "flex" and keys.word("moe_flex_dispatcher_backend") == "hybridep"
     if dispatcher != "flex":
         keys.without_effect("moe_flex_dispatcher_backend", "only with the flex dispatcher")
     elif keys.get("moe_flex_dispatcher_backend") == "ncclep":

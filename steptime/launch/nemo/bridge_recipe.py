@@ -19,7 +19,7 @@ from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
-from steptime.launch.nemo.bridge_table import kernels, recipe_table, recipes, set_by_calls
+from steptime.launch.nemo.bridge_table import kernels, recipes, set_by_calls, settings_of
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary, read_train_call
 from steptime.launch.nemo.nemo_run import BASE, base_function, by_target, of_first_releases, over_recipe, read_two
@@ -51,7 +51,7 @@ _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
 """Its recipes' settings of ddp (recipes/common.py)."""
-_TP = "model.tp_comm_overlap"
+_TP, _COUNTED = "model.tp_comm_overlap", r"_(\d+)gpus?_"
 
 
 def read_recipe(
@@ -170,6 +170,10 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
+    if re.search(_COUNTED, base):  # a benchmark of another file, with a layout and a precision of its own
+        raise ConfigError(
+            f"{path}: its layout and precision are those of {base}(), which is not in the file; {GIVE_LOG}"
+        )
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
     said = _said(tree, path, sets, called)
@@ -179,14 +183,9 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
     if whole and is_provided(path, tree.get("model"), preset is None and not fields and "model" not in (sets or {})):
         defaults = kernels(str(preset), "families") | defaults
-    own = recipes().get(base.rpartition(".")[2], {})
-    length = re.search(r"_(\d+)k_", base)
-    lengths = [size for family, size in table.raw["lengths"].items() if base.startswith(family)]
     if not whole:
-        defaults = recipe_table()["each"] | own | defaults
+        defaults = settings_of(base, table.raw["lengths"]) | defaults
     _put_overlap(tree, defaults)
-    if not whole and not own and (length or lengths):
-        defaults["dataset.seq_length"] = int(length[1]) * 1024 if length else lengths[0]
     computed = [key for key, value in said.items() if isinstance(value, Computed)]
     unread = {key: said.pop(key) for key in computed}
     ask_for_sizes(path, said, unread, table, sets)
@@ -196,14 +195,15 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
         raise ConfigError(f"{path}: its model is {where}; add --set model=NAME")
     if not whole:
         why = "what it sets besides the model is not read"
-        why = "its model, layout, batch and overlap are known; the rest is that of Megatron-Core" if own else why
+        if base.rpartition(".")[2] in recipes():
+            why = "its model, layout, batch and overlap are known; the rest is that of Megatron-Core"
         keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
     keys.assumed_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
     for key, value in unread.items():
         rule = rule_of(spelled(key, table), table)
         if rule is None or rule.status != "irrelevant":
             keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
-    counted = re.search(r"_(\d+)gpus?_", name)
+    counted = re.search(_COUNTED, name)
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
 
 

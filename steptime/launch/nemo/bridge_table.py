@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -32,6 +33,18 @@ def kernels(model: str, *sections: str) -> dict[str, Any]:
     for family, fusions in (item for section in sections for item in recipe_table()[section].items()):
         found |= fusions if model.startswith(family) else {}
     return found
+
+
+def settings_of(base: str, lengths: Mapping[str, int]) -> dict[str, Any]:
+    """What the recipe that a function starts from sets, by its name: all of one in the table, else what its family has."""
+    found: dict[str, Any] = recipe_table()["each"] | kernels(base, "families", "recipes_of")
+    if own := recipes().get(base.rpartition(".")[2]):
+        return found | own
+    length = re.search(r"_(\d+)k_", base)
+    of_family = [size for family, size in lengths.items() if base.startswith(family)]
+    return found | (
+        {"dataset.seq_length": int(length[1]) * 1024 if length else of_family[0]} if length or of_family else {}
+    )
 
 
 def set_by_calls(calls: Iterable[str]) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError
-from steptime.launch.devices import of_name, states_devices, taken
+from steptime.launch.devices import of_name, states_devices, taken, told
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.translation import object_keys, plan_of
+from steptime.launch.named_models import preset_of
 from steptime.launch.nemo.targets import NemoConfig
 from steptime.launch.reading import OTHER_MODEL, Reading
 
@@ -24,6 +26,9 @@ _LAYERS = {
 }
 """Names of a model -> what it has in place of Megatron-Core's layers (megatron_gpt_model.py, get_specs)."""
 
+_CONVERTED = {"model.mcore_gpt": True, "model.transformer_engine": True}
+"""Of a checkpoint that NeMo's converters write (examples/nlp/language_modeling/conf/megatron_llama_config.yaml since 1.22)."""
+
 
 def read_one(config: NemoConfig) -> Reading:
     """A hydra config as a config.
@@ -36,13 +41,17 @@ def read_one(config: NemoConfig) -> Reading:
         raise ConfigError(f"{path}: model.{part}: {OTHER_MODEL}; not modeled")
     tree = resolve(tree, config.variables)
     table = load_table("mlperf_nemo" if "base_config" in tree["model"] else "nemo1")
-    if named := _named_model(tree["model"], table.raw.get("models") or {}):
+    by_path = _of_checkpoint(tree["model"]) if told(sets, "model") is None else None
+    if named := _named_model(tree["model"], table.raw.get("models") or {}) or (by_path and {"model": by_path}):
         sets = named | dict(sets or {})
-    said = flatten(tree)
+    said = (_CONVERTED if by_path else {}) | flatten(tree)
     if said.get("model.encoder_seq_length") is None and (longest := said.get("model.data.train_ds.max_seq_length")):
         said["model.encoder_seq_length"] = longest  # of fine-tuning, whose model is in a checkpoint
     apex = said.get("model.optim.name") == _APEX
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
+    if by_path:
+        what = "with the layers that NeMo's converters choose (Megatron-Core's with TransformerEngine)"
+        keys.notes.append(f"model {by_path}, from the path of its checkpoint (model.restore_from_path), {what}")
     lengths = [said.get(key) for key in ("model.encoder_seq_length", "model.data.seq_length")]
     if None not in lengths and lengths[0] != lengths[1]:
         # megatron_gpt_model.py, build_train_valid_test_datasets: the length of its samples is that of the data section
@@ -68,6 +77,17 @@ def _named_model(model: Mapping[str, Any], presets: Mapping[str, str]) -> dict[s
     attributes = model.get("overwritten_attributes")
     layers = attributes.get("num_layers") if isinstance(attributes, Mapping) else None
     return {"model": {"preset": preset} | ({"n_layers": layers} if layers else {})} if preset else {}
+
+
+def _of_checkpoint(model: Mapping[str, Any]) -> str | None:
+    """The preset that a part of the checkpoint's path names with its size, of a config that has no sizes of its own.
+
+    >>> _of_checkpoint({"restore_from_path": "${base_results_dir}/llama2_7b/convert_nemo/results/megatron_llama.nemo"})
+    'llama2-7b'
+    """
+    parts = [] if "num_layers" in model else str(model.get("restore_from_path")).split("/")
+    sized = [part.removesuffix(".nemo") for part in parts if re.search(r"\d[bB](?![a-zA-Z])", part)]
+    return next((preset for part in reversed(sized) if (preset := preset_of(part))), None)
 
 
 def _in_megatron_words(keys: JobKeys) -> str:

@@ -35,7 +35,7 @@ _DIGITS = 12
 _SIZE = re.compile(r"size: ([\d,]+) total parameters")
 
 
-NO_FAMILIES = {"source", "aliases", "not_modeled", "of_functions", "changed_in_functions"}
+NO_FAMILIES = {"source", "aliases", "not_modeled", "of_forks", "of_functions", "changed_in_functions"}
 """Keys of the table that are no model."""
 
 
@@ -96,7 +96,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
             base = re.sub(rf"_{word}(_attn)?$", "", base)
             keys.approximate("model.flavor", f"{why}; counted as {base}")
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
-    listed = dict(table[family][base]) if base in flavors else None
+    listed = dict(table[family][base]) if base in flavors else _of_its_fork(keys, family, flavor)
     if of_function and listed is not None:
         listed |= table["changed_in_functions"].get(family, {}).get(base, {})
     if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
@@ -113,6 +113,16 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
     return listed | (_registry_sizes(keys, family, flavor, listed) if family != "llama3" else {})
+
+
+def _of_its_fork(keys: JobKeys, family: str, flavor: str) -> dict[str, Any] | None:
+    """A flavor of the fork whose own key the file has; None where there is none."""
+    own = next((item.name for item in keys.given if item.name in models()["of_forks"]), "")
+    listed = models()["of_forks"].get(own, {}).get(family, {}).get(flavor)
+    if listed is None:
+        return None
+    keys.notes.append(f"model {flavor}, of the fork of torchtitan that has {own}")
+    return dict(listed)
 
 
 _SIZES = {"vocab_size": "vocab_sz", "dim": "hidden_sz", "n_layers": "n_layers", "n_heads": "n_q_heads"}
