@@ -126,7 +126,7 @@ def read_run(
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
+    tokens = float(job.data.gbs) * job.data.seqlen / (log.job_devices or job.parallelism.devices)
     _check_timer(log, job)
     found = steady(log, tokens, job.data.gbs)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
@@ -156,7 +156,7 @@ def _check_timer(log: JobLog, job: Job) -> None:
 def compare(run: LoggedRun) -> Compared:
     """The estimate of a run with its measured figures."""
     found = estimate(run.job)
-    work = run.steady.flops_per_device * found.devices
+    work = run.steady.flops_per_device * (run.log.job_devices or found.devices)
     return Compared(
         run, found, _memory(run, found), _parameters(run, found), counted(found.assembly, work) if work else None
     )

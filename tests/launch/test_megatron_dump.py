@@ -38,6 +38,17 @@ def test_lines_of_other_ranks_are_passed_over():
     assert len(read_dump(lines)) == sum(line.startswith("  ") for line in lines)
 
 
+def test_words_of_deepspeeds_report_of_ops_after_a_value_are_no_part_of_it():
+    """deepspeed/env_report.py prints them in colors; another process may do so before the end of a line of the dump."""
+    lines = dump()
+    mixed = [
+        line + random.Random(i).choice(["", "\x1b[93m[NO]\x1b[0m", "\x1b[92m[OKAY]\x1b[0m"])
+        for i, line in enumerate(lines)
+    ]
+    assert "\x1b" in "".join(mixed[1:-1])
+    assert read_dump(mixed) == read_dump(lines)
+
+
 def test_names_longer_than_the_dots_are_read():
     """48 columns: a longer name has none."""
     found = read_dump(dump())

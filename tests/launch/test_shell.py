@@ -323,6 +323,11 @@ def test_torchrun_starts_one_process_unless_it_is_told():
             8,
             "GPUS_PER_NODE and NNODES of the script, whose command starts one process",
         ),
+        (
+            "NPROC_PER_NODE=4\nGPUS_PER_NODE=4\nNNODES=2\npython train.py",
+            8,
+            "NPROC_PER_NODE and NNODES of the script, whose command starts one process",
+        ),
         ("WORLD_SIZE=2\nRANK=0\npython train.py", 2, "WORLD_SIZE of the script, whose command starts one process"),
         ("CUDA_VISIBLE_DEVICES=0 python train.py", 1, ""),
         (

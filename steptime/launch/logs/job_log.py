@@ -112,7 +112,8 @@ class JobLog:
             case entries.AcceleratorName():
                 self.device = self.device or entry.name
             case entries.WholeRun():
-                self._whole_run(entry, file)
+                if (whole := file.with_row(entry)).seconds and whole.steps_per_s:
+                    self._whole_run(whole, file)
             case entries.RunLength():
                 file.steps, file.done = entry.steps or file.steps, entry.done
 
@@ -155,6 +156,12 @@ class JobLog:
             return self.whole
         return self.series if self.loop or not len(self.timer) else self.timer
 
+    @property
+    def job_devices(self) -> int:
+        """Processes of the job, also by its arguments; 0 where the log does not say."""
+        said = (self.arguments or {}).get("world_size", "")
+        return self.devices or (int(said) if said.isdecimal() else 0)
+
     def dump(self, text: list[str], name: str, begin: int) -> None:
         """Record an argument dump, which begins on line `begin` of its file."""
         try:
@@ -178,6 +185,8 @@ class FileState:
         self.latest = -1
         self.steps = self.done = 0
         """Steps that the Trainer announces for the run, and those before it was continued; 0 where it does not."""
+        self.table = entries.WholeRun(0.0, 0.0)
+        """What the rows of the Trainer's table say so far."""
         self.unnumbered = 0
         self.began, self.before, self.elapsed_s = 0, -1, 0.0
         """Of a log that prints means: the iteration that the run began after, the one logged last, and its time."""
@@ -186,6 +195,14 @@ class FileState:
         self.line = 0
         self.begin = 0
         """The current line, and the line on which the dump began."""
+
+    def with_row(self, row: entries.WholeRun) -> entries.WholeRun:
+        """A run of one line as it is; one row of a table with those before it, of which the steps a second are the last."""
+        if row.seconds and row.steps_per_s:
+            return row
+        found = entries.WholeRun(*(new or old for new, old in zip(row, self.table, strict=True)))
+        self.table = entries.WholeRun(0.0, 0.0) if row.steps_per_s else found
+        return found
 
     def with_own_step(self, line: entries.Iteration) -> entries.Iteration:
         """A line that prints the mean since the run began, with the step time since the line before it."""

@@ -23,7 +23,7 @@ from steptime.launch.logs.entries import (
     WorldSize,
 )
 from steptime.launch.logs.files import plain
-from steptime.launch.logs.trainer_lines import bars, run_length, whole_run
+from steptime.launch.logs.trainer_lines import bars, run_length, whole_run, whole_run_row
 
 MIB, GIB = 2.0**20, 2.0**30
 LARGEST = 1e18
@@ -243,6 +243,7 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"Step Time : ",), _bridge),
     ((b"s/it", b"it/s"), bars),
     ((b"'train_runtime'",), whole_run),
+    ((b"train_runtime ", b"_per_second "), whole_run_row),
     ((b"optimization steps = ", b"from global step "), run_length),
     ((b"train_speed(",), _swift),
     ((b"SamplesPerSec=",), _samples),
