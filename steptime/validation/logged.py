@@ -208,7 +208,7 @@ def _plan_file(path: str, kind: str | None, sets: dict[str, Any], log: JobLog) -
 def _plan_of(log: JobLog, arguments: dict[str, str], name: str) -> Reading:
     """The plan of Megatron's arguments, with the vocabulary size that is logged after them."""
     vocabulary = log.vocabulary.size if log.vocabulary is not None else None
-    return from_arguments(of_dump(arguments), name, vocab_size=vocabulary)
+    return from_arguments(of_dump(arguments, log.zero_stage), name, vocab_size=vocabulary)
 
 
 def _check_same_job(log: JobLog, reading: Reading) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from math import prod
 
+from steptime.launch.logs.after_dump import vocabulary, zero_stage
 from steptime.launch.logs.entries import (
     AcceleratorName,
     Iteration,
@@ -19,7 +20,6 @@ from steptime.launch.logs.entries import (
     MemoryPeak,
     ParameterCount,
     Pause,
-    Vocabulary,
     WorldSize,
 )
 from steptime.launch.logs.files import plain
@@ -102,8 +102,6 @@ _COUNT = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d{1,15}) ?, ?(\d{1,15})\): (\d{1,15})(?![\d.]*[BM])"
 )
 """Megatron-LM megatron/training/training.py, get_model."""
-_VOCABULARY = re.compile(r"padded vocab \(size: (\d{1,15})\) with \d+ dummy tokens(?: \(new size: (\d{1,15})\))?")
-"""Megatron-LM megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding: printed after the arguments, which lack it."""
 _PAUSES = (
     re.compile(r"validation loss at iteration\s+(\d{1,15})"),  # Megatron-LM, evaluate_and_print_results; then
     re.compile(r"(?:saving|successfully saved) checkpoint (?:at|from) iteration\s+(\d{1,15})"),  # save_checkpoint
@@ -218,19 +216,10 @@ def _counts(text: str) -> Iterator[ParameterCount]:
     yield from (ParameterCount(int(found[1]), int(found[2]), int(found[3])) for found in _COUNT.finditer(text))
 
 
-def _vocabulary(text: str) -> Iterator[Vocabulary]:
-    yield from (Vocabulary(int(found[1]), int(found[2] or 0)) for found in _VOCABULARY.finditer(text))
-
-
 def _world(text: str) -> Iterator[WorldSize]:
     """Of a mesh the product of its degrees."""
     sizes = (prod(map(int, re.findall(r"\d+", found[1]))) for pattern in _WORLD if (found := pattern.search(text)))
     yield from (WorldSize(size) for size in sizes if size)
-
-
-def vocabulary_of(text: str) -> int | None:
-    """Size of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
-    return next((entry.size for entry in _vocabulary(text)), None)
 
 
 def _devices(text: str) -> Iterator[AcceleratorName]:
@@ -252,7 +241,8 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),
     ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),
     ((b"parameters on (tensor",), _counts),
-    ((b"padded vocab",), _vocabulary),
+    ((b"padded vocab",), vocabulary),
+    ((b"zero_optimization_stage ",), zero_stage),
     ((b"device mesh with", b"dist_world_size=", b"using world size: "), _world),
     ((b"NVIDIA ", b"GiB memory"), _devices),
 )

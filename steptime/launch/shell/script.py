@@ -215,10 +215,10 @@ def variables_of(nearby: NearbyFiles | None) -> dict[str, str]:
     Raises:
         ConfigError: one of them sources another config that was not found.
     """
-    scope = Scope({})
-    for path in nearby.added if nearby is not None else []:
+    scope, added = Scope({}), nearby.added if nearby is not None else []
+    for path in added:
         if path.suffix in {".sh", ".bash", ".env", ""}:
-            walk = DryRun(path.name, scope, nearby or NearbyFiles())
+            walk = DryRun(path.name, scope, NearbyFiles(path.parent, map(str, added)))
             walk.script(parse_shell(clean(read_nearby(path)), path.name))
             scope = walk.scope
             if missing := next((line for line in scope.sourced if re.search(r"config\w*\.sh", line)), ""):
