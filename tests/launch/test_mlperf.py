@@ -127,6 +127,26 @@ def test_variables_of_a_job_are_those_of_its_run_and_time(tmp_path: Path) -> Non
     assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 8, 64)
 
 
+def test_a_config_whose_optimizer_has_no_name_is_a_part_of_one(tmp_path: Path) -> None:
+    """Another config's defaults add one (optim@model.optim: distributed_fused_adam), which decides how its states are sharded."""
+    part = """\
+        trainer: {devices: 8, num_nodes: 4, precision: bf16}
+        exp_manager: {}
+        model:
+          mcore_gpt: true
+          micro_batch_size: 1
+          global_batch_size: 64
+          encoder_seq_length: 2048
+          num_layers: 8
+          hidden_size: 1024
+          num_attention_heads: 16
+          optim: {lr: 0.1}
+        """
+    what = "model.optim has no name: a part of a config that hydra composes"
+    told = (f"{what}; give the composed one, or the log that prints it",)
+    assert asked(tmp_path, "custom.yaml", dedent(part)) == told
+
+
 PRIMUS = """\
 modules:
   pre_trainer:

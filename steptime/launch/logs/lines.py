@@ -84,6 +84,8 @@ _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed next to the numbered line."""
 _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
+_MLPERF = re.compile(r'"key": "tracked_stats", "value": \{[^{}]{0,300}?"train_step_tim(?:e|ing in s)": ([\d.]{1,20})')
+"""mlcommons/training_results_v4.1 and v5.0 NVIDIA/benchmarks/*/custom_callbacks.py: after every step, without its number."""
 _SAMPLES = re.compile(
     r"(?:micro_step=(\d{1,15})/)?(?:global_step=|\b\d+/)(\d{1,15}), "
     r"(?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)(?:.{0,120}?MaxMemAllocated=([\d.]+) ?GB)?"
@@ -165,6 +167,12 @@ def _bar(text: str) -> Iterator[Iteration]:
             yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
 
 
+def _mlperf(text: str) -> Iterator[Iteration]:
+    for found in _MLPERF.finditer(text):
+        if step_s := number(found[1]):
+            yield Iteration("MLPerf", -1, step_s, stream=_stream(text))
+
+
 def _swift(text: str) -> Iterator[Iteration | MemoryPeak]:
     for found in _SWIFT.finditer(text):
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:5])
@@ -230,6 +238,7 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"elapsed time per iteration", b"train_step_timing in s: ", b"elapsed_time_per_iteration"), _numbered),
     ((b"train_step_timing in s=",), _bar),
     ((b"Step Time : ",), _bridge),
+    ((b'"tracked_stats"',), _mlperf),
     ((b"s/it", b"it/s"), bars),
     ((b"'train_runtime'",), whole_run),
     ((b"train_runtime ", b"_per_second "), whole_run_row),
