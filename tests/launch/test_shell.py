@@ -284,7 +284,7 @@ def test_the_only_training_is_taken_to_run_where_that_depends_on_files():
 def test_of_the_jobs_of_a_loop_the_first_is_read_and_told():
     found = launch("for lr in 1 2 4; do\n  torchrun train.py --lr $lr\ndone")
     assert [word.text for word in found.arguments] == ["--lr", "1"]
-    assert "line 2 launches 3 jobs in a loop, of which only the first is read" in found.notes
+    assert "line 2 launches 3 jobs, of which only the first is read" in found.notes
 
 
 def test_a_script_that_is_written_and_submitted_is_read():

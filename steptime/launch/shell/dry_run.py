@@ -90,7 +90,7 @@ class DryRun(ControlFlow):
                 self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
         elif script := _script_of([fields[0], *rest]):
             if not self.included(script[0].text, script[1:]):
-                self.commands.append(Command(fields, node.line, self.doubt))
+                self.record(fields, node.line)
         elif first == "sbatch" and (job := submitted(self.scope, self.nearby, self.name, rest)):
             self.included(job, [])
         elif first == "exit" and (not rest or rest[0].text == "0" or self.within):
@@ -104,8 +104,12 @@ class DryRun(ControlFlow):
         elif (at := started(fields)) and self.included(fields[at].text, fields[at + 1 :], launcher_of(fields, at)):
             pass
         elif not self.inner(fields, node.line):
-            self.commands.append(Command(fields, node.line, self.doubt))
+            self.record(fields, node.line)
         return "ran"
+
+    def record(self, words: list[Value], line: int) -> None:
+        """Keep a command that is not interpreted, with the variables that it sees."""
+        self.commands.append(Command(words, line, self.doubt, values=dict(self.scope.values)))
 
     def call(self, function: Function, words: list[Value]) -> Outcome:
         """A function of the script with these words."""
@@ -158,9 +162,11 @@ class DryRun(ControlFlow):
             return False
         start = len(self.commands)
         given = next((i for i, value in enumerate(fields[at:], at) if value.text == text), len(fields))
-        own = fields[given + 2 :] if fields[at].text != "eval" else []  # bash -c TEXT NAME ARGUMENT...
+        here = fields[at].text == "eval"
+        own = [] if here else fields[given + 2 :]  # bash -c TEXT NAME ARGUMENT...
         with self.deeper(own or self.scope.positional):
-            self.block(parse_shell(text, self.name, line))
+            nodes = parse_shell(text, self.name, line)
+            self.block(nodes) if here else self.subshell(Subshell(nodes))
         self.started_by(fields[:at], start)
         return True
 
