@@ -89,13 +89,17 @@ class NearbyFiles:
     def config_of_nodes(self, name: str) -> Path | None:
         """The one config in the folder's conf/ that reads the number of nodes from variable `name` (MLPerf's of NeMo).
 
+        The job's sizes may be in a folder of their own (configs/), beside that conf/.
+
         None where there is none, or several, or it is a part of another one that adds to it (hydra's defaults).
 
         Raises:
             ConfigError: the program beside it trains adapters, of which the config says nothing.
         """
-        folder = self.folder or Path()
-        configs = sorted((*folder.glob("conf/*.yaml"), *folder.glob("src/conf/*.yaml"))) if self.folder else []
+        above = self.folder.parent if self.folder and self.folder.name else (self.folder or Path()).resolve().parent
+        folders = [self.folder, above] if self.folder else []
+        inside = ((where, sorted((*where.glob("conf/*.yaml"), *where.glob("src/conf/*.yaml")))) for where in folders)
+        folder, configs = next(filter(lambda found: found[1], inside), (Path(), []))
         texts = {path: read_nearby(path) for path in configs if is_readable(path)}
         reads = [path for path, text in texts.items() if f"oc.env:{name}" in text]
         part = re.compile(rf"^\s*- {re.escape(reads[0].stem)}\b", re.MULTILINE) if reads else None
@@ -107,7 +111,7 @@ class NearbyFiles:
         }
         if len(reads) != 1 or own or also - {reads[0].stem}:
             return None
-        if re.search(r"\bLoRA\(", self.text("train.py") or "") and "peft" not in texts[reads[0]]:
+        if re.search(r"\bLoRA\(", NearbyFiles(folder).text("train.py") or "") and "peft" not in texts[reads[0]]:
             why = "train.py beside it trains adapters over frozen weights (LoRA), whose settings are in its code"
             raise ConfigError(f"{reads[0]}: {why}; not modeled")
         return reads[0]

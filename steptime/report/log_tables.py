@@ -63,11 +63,15 @@ def answer(compared: Compared) -> Table:
     return Table("measured and predicted", ["", "measured", "predicted", "error"], rows, told)
 
 
+def _devices_of_log(compared: Compared) -> int:
+    """The devices that the log's job ran on; the plan's where the log does not say."""
+    return compared.run.log.job_devices or compared.estimate.devices
+
+
 def other_devices(compared: Compared) -> list[str]:
     """That the plan is for another number of devices than the log says the job ran on."""
-    log, ours = compared.run.log, compared.estimate.devices
-    said = log.devices or int((log.arguments or {}).get("world_size", "0"))
-    if said in {0, ours}:
+    said, ours = _devices_of_log(compared), compared.estimate.devices
+    if said == ours:
         return []
     return [
         (
@@ -98,9 +102,9 @@ def _row(name: str, of_log: float, of_plan: float, show: Any) -> list[str]:
 
 
 def _rate_row(name: str, work: float, compared: Compared) -> list[str]:
-    """A rate per device: work of a step of the job over step time and devices."""
-    share = work / compared.estimate.devices
-    return _row(name, share / compared.run.steady.step_s, share / compared.estimate.step_s, lambda x: number(x, 4))
+    """A rate per device: work of a step of the job over step time and devices, those of each side."""
+    of_log = work / compared.run.steady.step_s / _devices_of_log(compared)
+    return _row(name, of_log, work / compared.estimate.step_s / compared.estimate.devices, lambda x: number(x, 4))
 
 
 def _span(low: float, high: float) -> str:
@@ -135,7 +139,7 @@ def convention(compared: Compared) -> list[str]:
     if found.matches:
         near = found.matches[0]
         return [f"the log's TFLOP/s: {near.name} ({percent(near.flops_per_step / logged - 1.0, signed=True)})"]
-    scale = 1e12 * compared.estimate.devices
+    scale = 1e12 * _devices_of_log(compared)
     halved, full = found.known[0].flops_per_step / scale, found.known[2].flops_per_step / scale
     ours = f"ours {halved:,.4g} (causal attention halved) or {full:,.4g} (in full); the rows above count ours"
     return [f"the log's TFLOP/s match no known convention: {logged / scale:,.4g} TFLOP per device and step, {ours}"]
@@ -242,12 +246,12 @@ def to_dict(compared: Compared) -> dict[str, Any]:
         "assumptions": list(ours.assumptions),
         "flags": [flag._asdict() for flag in run.reading.flags],
         "notes": [*other_devices(compared), *other_batch(compared), *run.notes],
-        "measured": {**run.steady._asdict(), **_rates(compared, step_s, tokens)},
+        "measured": {**run.steady._asdict(), **_rates(compared, step_s, tokens, _devices_of_log(compared))},
         "predicted": {
             "step_s": ours.step_s,
             "step_s_p10": ours.time.step_s_p10,
             "step_s_p90": ours.time.step_s_p90,
-            **_rates(compared, ours.step_s, tokens),
+            **_rates(compared, ours.step_s, tokens, ours.devices),
             "verdict": ours.memory.verdict,
             "stages": [row._asdict() for row in ours.memory.stages],
         },
@@ -265,8 +269,7 @@ def to_dict(compared: Compared) -> dict[str, Any]:
     }
 
 
-def _rates(compared: Compared, step_s: float, tokens: float) -> dict[str, float]:
-    devices = compared.estimate.devices
+def _rates(compared: Compared, step_s: float, tokens: float, devices: int) -> dict[str, float]:
     return {
         "tokens_per_s": tokens / step_s,
         "tokens_per_s_per_device": tokens / step_s / devices,

@@ -126,7 +126,7 @@ def read_run(
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
+    tokens = float(job.data.gbs) * job.data.seqlen / (log.job_devices or job.parallelism.devices)
     _check_timer(log, job)
     found = steady(log, tokens, job.data.gbs)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
@@ -156,7 +156,7 @@ def _check_timer(log: JobLog, job: Job) -> None:
 def compare(run: LoggedRun) -> Compared:
     """The estimate of a run with its measured figures."""
     found = estimate(run.job)
-    work = run.steady.flops_per_device * found.devices
+    work = run.steady.flops_per_device * (run.log.job_devices or found.devices)
     return Compared(
         run, found, _memory(run, found), _parameters(run, found), counted(found.assembly, work) if work else None
     )
@@ -208,7 +208,7 @@ def _plan_file(path: str, kind: str | None, sets: dict[str, Any], log: JobLog) -
 def _plan_of(log: JobLog, arguments: dict[str, str], name: str) -> Reading:
     """The plan of Megatron's arguments, with the vocabulary size that is logged after them."""
     vocabulary = log.vocabulary.size if log.vocabulary is not None else None
-    return from_arguments(of_dump(arguments), name, vocab_size=vocabulary)
+    return from_arguments(of_dump(arguments, log.zero_stage), name, vocab_size=vocabulary)
 
 
 def _check_same_job(log: JobLog, reading: Reading) -> None:

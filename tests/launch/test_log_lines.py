@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from launch_logs import memory
 
 from steptime.base.config import ConfigError
-from steptime.launch.logs.entries import AcceleratorName, Iteration, MemoryPeak, ParameterCount, Pause, Vocabulary
+from steptime.launch.logs.entries import (
+    AcceleratorName,
+    Iteration,
+    MemoryPeak,
+    ParameterCount,
+    Pause,
+    Vocabulary,
+    ZeroStage,
+)
 from steptime.launch.logs.files import LONGEST, pieces
 from steptime.launch.logs.job_log import read_log
 from steptime.launch.logs.lines import said
@@ -98,6 +106,13 @@ LINES = {
     "[titan] validate step: 30  loss:  7.1  memory: 40.00GiB(50.00%)  tps: 1,000": Pause(30),
     "[titan] Saving the checkpoint (or staging if async is enabled).": Pause(-1),
     " > padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)": Vocabulary(50257, 50688),
+    "[2022-09-18 23:39:55,069] [INFO] [config.py:991:print]   zero_optimization_stage ...... 2": ZeroStage(2),
+    ':::MLLOG {"namespace": "", "time_ms": 17, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": '
+    '{"train_step_timing in s": 18.25}, "metadata": {"lineno": 488, "step": 4194304}}': Iteration("MLPerf", -1, 18.25),
+    ':::MLLOG {"key": "tracked_stats", "value": {"train_step_time": 8.5, "reduced_train_loss": 7.0}, "metadata": {}}': (
+        Iteration("MLPerf", -1, 8.5)
+    ),
+    ':::MLLOG {"key": "tracked_stats", "value": {"throughput": 3.5}, "metadata": {"step": 3072}}': (),
     "[titan] CUDA capacity: NVIDIA H100 80GB HBM3 with 79.18GiB memory": AcceleratorName("NVIDIA H100 80GB HBM3"),
     "|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |": AcceleratorName("NVIDIA A100-SXM4-80GB"),
     "GPU 0: NVIDIA H200 (UUID: GPU-0)": AcceleratorName("NVIDIA H200"),

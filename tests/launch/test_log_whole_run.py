@@ -43,6 +43,33 @@ def test_the_mean_of_the_announced_steps(tmp_path):
     assert step_s(tmp_path, end(24800.0, 0.048)) == [pytest.approx(1 / 0.048)]
 
 
+TABLE = """***** train metrics *****
+  epoch                    =     2.9987
+  total_flos               = 94629384GF
+  train_loss               =     1.1502
+  train_runtime            = {}
+  train_samples            =       9600
+  train_samples_per_second =      0.384
+  train_steps_per_second   =      0.048"""
+
+
+def test_the_table_of_metrics(tmp_path):
+    """transformers' trainer_pt_utils.py, metrics_format: 6:56:40.00 are 25,000 s, of 1,200 steps; a day more is 111,400 s, of
+    which 1,200 steps are not 0.048 a second. 0.384 samples over 0.048 steps a second are 8 a step."""
+    rows = TABLE.format("6:56:40.00").splitlines()
+    assert step_s(tmp_path, LENGTH, *rows) == [pytest.approx(25000 / 1200)]
+    assert step_s(tmp_path, LENGTH, end(25000.0, 0.048), *rows) == [pytest.approx(25000 / 1200)]
+    assert step_s(tmp_path, LENGTH, *TABLE.format("1 day, 6:56:40.00").splitlines()) == [pytest.approx(1 / 0.048)]
+    assert [*said(rows[4].encode())] == [WholeRun(25000.0, 0.0)]
+    low, high = read_log([write(tmp_path / "y.log", rows)]).whole_batch
+    assert low < 8.0 < high
+
+
+def test_a_table_of_an_evaluation_is_no_run(tmp_path):
+    rows = [row.replace("train_", "eval_") for row in TABLE.format("6:56:40.00").splitlines()]
+    assert [*said(rows[4].encode())] == [*said(rows[7].encode())] == []
+
+
 def test_another_runs_length_does_not_count(tmp_path):
     """1,200 steps at 0.763 a second take 1,573 s, not 131 s: the announced steps are not those of this run."""
     assert step_s(tmp_path, LENGTH, end(131.0, 0.763)) == [pytest.approx(1 / 0.763)]

@@ -38,6 +38,17 @@ def test_lines_of_other_ranks_are_passed_over():
     assert len(read_dump(lines)) == sum(line.startswith("  ") for line in lines)
 
 
+def test_words_of_deepspeeds_report_of_ops_after_a_value_are_no_part_of_it():
+    """deepspeed/env_report.py prints them in colors; another process may do so before the end of a line of the dump."""
+    lines = dump()
+    mixed = [
+        line + random.Random(i).choice(["", "\x1b[93m[NO]\x1b[0m", "\x1b[92m[OKAY]\x1b[0m"])
+        for i, line in enumerate(lines)
+    ]
+    assert "\x1b" in "".join(mixed[1:-1])
+    assert read_dump(mixed) == read_dump(lines)
+
+
 def test_names_longer_than_the_dots_are_read():
     """48 columns: a longer name has none."""
     found = read_dump(dump())
@@ -175,3 +186,44 @@ def test_a_log_with_a_dump_is_megatrons_whatever_other_lines_it_has(tmp_path):
         "\n".join(["ninja [OKAY]", *dump(), "train_type: x", "swift sft", '{"zero_optimization": {}}', "}"])
     )
     assert kind_of(str(path), path.read_text()) == "megatron"
+
+
+DEEPSPEED = """\
+------------------------ arguments ------------------------
+  bf16 ............................................ False
+  deepspeed ....................................... True
+  deepspeed_config ................................ ds.json
+  fp16 ............................................ True
+  global_batch_size ............................... 64
+  hidden_size ..................................... 1024
+  max_position_embeddings ......................... 512
+  micro_batch_size ................................ 1
+  num_attention_heads ............................. 8
+  num_layers ...................................... 8
+  padded_vocab_size ............................... 50304
+  seq_length ...................................... 512
+  vocab_size ...................................... 50257
+  world_size ...................................... 8
+  zero_stage ...................................... {}
+-------------------- end of arguments ---------------------
+{}"""
+ENGINE = "[2022-09-18 23:39:55,069] [INFO] [config.py:991:print]   zero_optimization_stage ...... {}\n"
+
+
+def level_of(text: str) -> object:
+    return read_megatron("x.log", text, sets=H100).config["parallelism"].get("zero_level")
+
+
+def test_the_stage_of_deepspeeds_engine_goes_before_the_dumps():
+    """Megatron-DeepSpeed's --zero-stage has 1.0 where it is not given, and does not change what the ds_config says."""
+    assert level_of(DEEPSPEED.format("1.0", ENGINE.format(0))) == 0
+    assert level_of(DEEPSPEED.format("1", ENGINE.format(2))) == 2
+    assert level_of(DEEPSPEED.format("1", "")) == 1
+
+
+def test_a_dump_without_a_stage_is_asked_for_it():
+    told = problems(lambda: to_job(read_megatron("x.log", DEEPSPEED.format("1.0", ""), sets=H100), H100))
+    why = "--zero-stage is not given, and the log does not print DeepSpeed's config"
+    assert told == [f"x.log: ZeRO stage unknown: {why}; add --set parallelism.zero_level=N"]
+    sets = H100 | {"parallelism.zero_level": 2}
+    assert to_job(read_megatron("x.log", DEEPSPEED.format("1.0", ""), sets=sets), sets).parallelism.zero_level == 2

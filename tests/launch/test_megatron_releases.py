@@ -116,7 +116,7 @@ def test_indices_of_an_array_are_numbers():
     loop = 'for i in "${!X[@]}"; do torchrun pretrain_gpt.py --num-layers ${X[$i]}; done\n'
     found = read_script(f"X=(12 24 36)\n{loop}", "run.sh", {})
     assert [word.text for word in found.arguments] == ["--num-layers", "12"]
-    assert "launches 3 jobs in a loop" in " ".join(found.notes)
+    assert "launches 3 jobs" in " ".join(found.notes)
     named = read_script(f"declare -A X=([small]=12 [large]=24)\n{loop}", "run.sh", {})
     assert named.arguments[1].unresolved
 

@@ -75,6 +75,14 @@ def test_the_sizes_are_a_file_of_nemo_as_well_as_of_the_megatron_that_it_trains_
     assert nemo["parallelism"]["pp"] == 8
 
 
+def test_the_sizes_may_be_in_a_folder_beside_the_config(tmp_path: Path) -> None:
+    """They source what lies beside them: without its micro-batch of 1 the config has none."""
+    common = "export MICRO_BATCH_SIZE=1\n"
+    own = 'source "$(dirname ${BASH_SOURCE[0]})/config_common.sh"\n' + SIZES.replace(common, "")
+    placed(tmp_path, {"conf/custom.yaml": CUSTOM, "configs/config_common.sh": common})
+    assert written(tmp_path, "configs/config_32x8.sh", own).config == written(tmp_path, "config_32x8.sh", SIZES).config
+
+
 def test_a_config_that_another_one_adds_to_is_not_the_job(tmp_path: Path) -> None:
     placed(tmp_path, {"conf/custom.yaml": CUSTOM, "conf/job.yaml": "defaults:\n  - custom\n\ntrainer: {devices: 4}\n"})
     assert asked(tmp_path, "config_32x8.sh", SIZES)[0].startswith("sets variables of a job (DGXNNODES, DGXNGPU,")
@@ -108,12 +116,35 @@ def test_variables_of_a_job_are_those_of_its_run_and_time(tmp_path: Path) -> Non
           num_attention_heads: 16
           megatron_amp_O2: true
           tokenizer: {library: megatron, type: GPT2BPETokenizer}
-          optim: {name: distributed_fused_adam}
+          activation_func_fp8_input_store: 0
+          optim: {name: distributed_fused_adam, delay_grad_reduce: true, delay_param_gather: true}
         """
     placed(tmp_path, {"run_and_time.sh": RUN, "conf/megatron_gpt_config.yaml": config})
     sizes = "export GBS=64\nexport TENSOR_MODEL_PARALLEL=4\nexport DGXNNODES=4\nexport DGXNGPU=8\n"
-    plan = written(tmp_path, "config_4x8.sh", sizes).config
+    reading = written(tmp_path, "config_4x8.sh", sizes)
+    assert reading.of("unmodeled") == []
+    plan = reading.config
     assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 8, 64)
+
+
+def test_a_config_whose_optimizer_has_no_name_is_a_part_of_one(tmp_path: Path) -> None:
+    """Another config's defaults add one (optim@model.optim: distributed_fused_adam), which decides how its states are sharded."""
+    part = """\
+        trainer: {devices: 8, num_nodes: 4, precision: bf16}
+        exp_manager: {}
+        model:
+          mcore_gpt: true
+          micro_batch_size: 1
+          global_batch_size: 64
+          encoder_seq_length: 2048
+          num_layers: 8
+          hidden_size: 1024
+          num_attention_heads: 16
+          optim: {lr: 0.1}
+        """
+    what = "model.optim has no name: a part of a config that hydra composes"
+    told = (f"{what}; give the composed one, or the log that prints it",)
+    assert asked(tmp_path, "custom.yaml", dedent(part)) == told
 
 
 PRIMUS = """\

@@ -91,6 +91,7 @@ def test_flags_without_a_launch_command(tmp_path):
     text = f'GPT_ARGS="{SIZES}"\nMORE=(--bf16 --vocab-size 1000)\nexport ALL="$GPT_ARGS --swiglu"\n'
     what = "no launch command: number of devices unknown; give the script that reads it --with this file, or"
     assert problems(tmp_path, text) == [f"{what} add --set parallelism.dp=N"]
+    text += "TORCH_ARGS=(--nnodes 1 --node_rank $RANK --nproc_per_node 8)\n"  # of torchrun, not of the program
     found = job_of_script(tmp_path, text, parallelism__dp=4)
     assert (found.model.n_layers, found.model.glu, str(found.performance.precision)) == (8, True, "bf16")
 

@@ -284,7 +284,7 @@ def test_the_only_training_is_taken_to_run_where_that_depends_on_files():
 def test_of_the_jobs_of_a_loop_the_first_is_read_and_told():
     found = launch("for lr in 1 2 4; do\n  torchrun train.py --lr $lr\ndone")
     assert [word.text for word in found.arguments] == ["--lr", "1"]
-    assert "line 2 launches 3 jobs in a loop, of which only the first is read" in found.notes
+    assert "line 2 launches 3 jobs, of which only the first is read" in found.notes
 
 
 def test_a_script_that_is_written_and_submitted_is_read():
@@ -322,6 +322,11 @@ def test_torchrun_starts_one_process_unless_it_is_told():
             "GPUS_PER_NODE=4\nNNODES=2\npython train.py",
             8,
             "GPUS_PER_NODE and NNODES of the script, whose command starts one process",
+        ),
+        (
+            "NPROC_PER_NODE=4\nGPUS_PER_NODE=4\nNNODES=2\npython train.py",
+            8,
+            "NPROC_PER_NODE and NNODES of the script, whose command starts one process",
         ),
         ("WORLD_SIZE=2\nRANK=0\npython train.py", 2, "WORLD_SIZE of the script, whose command starts one process"),
         ("CUDA_VISIBLE_DEVICES=0 python train.py", 1, ""),

@@ -34,6 +34,7 @@ SUBSHELLS = [
     "X=4 & torchrun t.py ${X:-2}",
     "f() { X=9; }; X=1; f & { Y=2; } & wait; torchrun t.py $X ${Y:-3}",
     "TP=2; (TP=8; cd /); torchrun t.py $TP",
+    "TP=2; bash -c 'TP=8; cd /'; torchrun t.py $TP",
     "f() (TP=4); TP=2; f; torchrun t.py $TP",
     "f() { TP=8; }; TP=2; f | cat; TP=4 | cat; torchrun t.py $TP",
     "TP=2; if true; then TP=4; fi | cat; torchrun t.py $TP",
@@ -112,3 +113,11 @@ def test_the_length_of_an_array_with_another_that_is_not_set_is_open():
     """bash makes no word of "${A[@]}" then; a file that sources the script may have set it."""
     (word, *_) = read_script('B=("${A[@]}" x)\ntorchrun t.py ${#B[@]}', "run.sh", {}).arguments
     assert word.unresolved
+
+
+def test_variables_are_those_that_the_first_command_sees():
+    """A function that starts the program twice, the second time with a variable of its own in a child shell."""
+    run = 'run() { bash -c "$1 torchrun train.py"; }; A=1\n'
+    script = read_script(f'{run}run ""\nA=3\nrun "export B=2;"\n', "x.sh")
+    assert {name: script.variables.get(name) for name in "AB"} == {"A": "1", "B": None}
+    assert read_script(f'{run}run "export B=2;"\nB=5\n', "x.sh").variables["B"] == "2"

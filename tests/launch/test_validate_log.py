@@ -315,6 +315,9 @@ def test_a_plan_of_other_devices_than_the_logs_is_told(capsys, tmp_path):
         found = document(capsys, "--log", log, "--plan", str(path))
         words = "the plan has 16 devices, the log's job ran on 8: these are two jobs"
         assert sum(note.startswith(words) for note in found["notes"]) == told
+        # 6,000 tokens/s on each of the log's 8 devices, whatever the plan has
+        assert found["measured"]["tokens_per_s_per_device"] * 8 == pytest.approx(found["measured"]["tokens_per_s"])
+        assert found["measured"]["step_s"] == pytest.approx(devices * 8192 / 8 / 6000)
         assert cli.main(["validate", "--log", log, "--plan", str(path)]) == 0
         out = capsys.readouterr().out
         assert out.count("the plan has 16 devices") == told

@@ -69,6 +69,12 @@ class Vocabulary(NamedTuple):
     """0: the log does not say."""
 
 
+class ZeroStage(NamedTuple):
+    """The ZeRO stage of DeepSpeed's engine."""
+
+    stage: int
+
+
 class WorldSize(NamedTuple):
     """The processes of the job."""
 
@@ -92,5 +98,14 @@ class RunLength(NamedTuple):
 
 
 LogEntry = (
-    Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary | WorldSize | WholeRun | RunLength
+    Iteration
+    | MemoryPeak
+    | Pause
+    | ParameterCount
+    | AcceleratorName
+    | Vocabulary
+    | ZeroStage
+    | WorldSize
+    | WholeRun
+    | RunLength
 )

@@ -72,8 +72,8 @@ class JobLog:
         self.parameters: dict[tuple[int, int], int] = {}
         """Parameters by (tensor, pipeline) rank."""
         self.vocabulary: entries.Vocabulary | None = None
-        self.device = ""
-        self.devices = 0
+        self.zero_stage: int | None = None
+        self.device, self.devices = "", 0
         """Processes of the job; 0 where the log does not say."""
         self.pauses: set[int] = set()
         """Iterations before an evaluation or a checkpoint."""
@@ -107,12 +107,15 @@ class JobLog:
                 self.parameters[entry.tp_rank, entry.pp_rank] = entry.parameters
             case entries.Vocabulary():
                 self.vocabulary = entry
+            case entries.ZeroStage():
+                self.zero_stage = entry.stage
             case entries.WorldSize():
                 self.devices = self.devices or entry.devices
             case entries.AcceleratorName():
                 self.device = self.device or entry.name
             case entries.WholeRun():
-                self._whole_run(entry, file)
+                if (whole := file.with_row(entry)).seconds and whole.steps_per_s:
+                    self._whole_run(whole, file)
             case entries.RunLength():
                 file.steps, file.done = entry.steps or file.steps, entry.done
 
@@ -155,6 +158,11 @@ class JobLog:
             return self.whole
         return self.series if self.loop or not len(self.timer) else self.timer
 
+    @property
+    def job_devices(self) -> int:
+        """Processes of the job, also by its arguments; 0 where the log does not say."""
+        return self.devices or int((self.arguments or {}).get("world_size", "0"))
+
     def dump(self, text: list[str], name: str, begin: int) -> None:
         """Record an argument dump, which begins on line `begin` of its file."""
         try:
@@ -178,14 +186,22 @@ class FileState:
         self.latest = -1
         self.steps = self.done = 0
         """Steps that the Trainer announces for the run, and those before it was continued; 0 where it does not."""
+        self.rows_so_far = entries.WholeRun(0.0, 0.0)
         self.unnumbered = 0
         self.began, self.before, self.elapsed_s = 0, -1, 0.0
         """Of a log that prints means: the iteration that the run began after, the one logged last, and its time."""
         self.dump: list[str] | None = None
         """Lines of a dump that has not ended yet."""
-        self.line = 0
-        self.begin = 0
+        self.line = self.begin = 0
         """The current line, and the line on which the dump began."""
+
+    def with_row(self, row: entries.WholeRun) -> entries.WholeRun:
+        """A run of one line as it is; one row of a table with those before it, of which the steps a second are the last."""
+        if row.seconds and row.steps_per_s:
+            return row
+        found = entries.WholeRun(*(new or old for new, old in zip(row, self.rows_so_far, strict=True)))
+        self.rows_so_far = entries.WholeRun(0.0, 0.0) if row.steps_per_s else found
+        return found
 
     def with_own_step(self, line: entries.Iteration) -> entries.Iteration:
         """A line that prints the mean since the run began, with the step time since the line before it."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from math import prod
 
+from steptime.launch.logs.after_dump import vocabulary, zero_stage
 from steptime.launch.logs.entries import (
     AcceleratorName,
     Iteration,
@@ -19,11 +20,10 @@ from steptime.launch.logs.entries import (
     MemoryPeak,
     ParameterCount,
     Pause,
-    Vocabulary,
     WorldSize,
 )
 from steptime.launch.logs.files import plain
-from steptime.launch.logs.trainer_lines import bars, run_length, whole_run
+from steptime.launch.logs.trainer_lines import bars, run_length, whole_run, whole_run_row
 
 MIB, GIB = 2.0**20, 2.0**30
 LARGEST = 1e18
@@ -84,6 +84,8 @@ _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed next to the numbered line."""
 _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
+_MLPERF = re.compile(r'"key": "tracked_stats", "value": \{[^{}]{0,300}?"train_step_tim(?:e|ing in s)": ([\d.]{1,20})')
+"""mlcommons/training_results_v4.1 and v5.0 NVIDIA/benchmarks/*/custom_callbacks.py: after every step, without its number."""
 _SAMPLES = re.compile(
     r"(?:micro_step=(\d{1,15})/)?(?:global_step=|\b\d+/)(\d{1,15}), "
     r"(?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)(?:.{0,120}?MaxMemAllocated=([\d.]+) ?GB)?"
@@ -102,8 +104,6 @@ _COUNT = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d{1,15}) ?, ?(\d{1,15})\): (\d{1,15})(?![\d.]*[BM])"
 )
 """Megatron-LM megatron/training/training.py, get_model."""
-_VOCABULARY = re.compile(r"padded vocab \(size: (\d{1,15})\) with \d+ dummy tokens(?: \(new size: (\d{1,15})\))?")
-"""Megatron-LM megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding: printed after the arguments, which lack it."""
 _PAUSES = (
     re.compile(r"validation loss at iteration\s+(\d{1,15})"),  # Megatron-LM, evaluate_and_print_results; then
     re.compile(r"(?:saving|successfully saved) checkpoint (?:at|from) iteration\s+(\d{1,15})"),  # save_checkpoint
@@ -167,6 +167,12 @@ def _bar(text: str) -> Iterator[Iteration]:
             yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
 
 
+def _mlperf(text: str) -> Iterator[Iteration]:
+    for found in _MLPERF.finditer(text):
+        if step_s := number(found[1]):
+            yield Iteration("MLPerf", -1, step_s, stream=_stream(text))
+
+
 def _swift(text: str) -> Iterator[Iteration | MemoryPeak]:
     for found in _SWIFT.finditer(text):
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:5])
@@ -218,19 +224,10 @@ def _counts(text: str) -> Iterator[ParameterCount]:
     yield from (ParameterCount(int(found[1]), int(found[2]), int(found[3])) for found in _COUNT.finditer(text))
 
 
-def _vocabulary(text: str) -> Iterator[Vocabulary]:
-    yield from (Vocabulary(int(found[1]), int(found[2] or 0)) for found in _VOCABULARY.finditer(text))
-
-
 def _world(text: str) -> Iterator[WorldSize]:
     """Of a mesh the product of its degrees."""
     sizes = (prod(map(int, re.findall(r"\d+", found[1]))) for pattern in _WORLD if (found := pattern.search(text)))
     yield from (WorldSize(size) for size in sizes if size)
-
-
-def vocabulary_of(text: str) -> int | None:
-    """Size of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
-    return next((entry.size for entry in _vocabulary(text)), None)
 
 
 def _devices(text: str) -> Iterator[AcceleratorName]:
@@ -241,8 +238,10 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"elapsed time per iteration", b"train_step_timing in s: ", b"elapsed_time_per_iteration"), _numbered),
     ((b"train_step_timing in s=",), _bar),
     ((b"Step Time : ",), _bridge),
+    ((b'"tracked_stats"',), _mlperf),
     ((b"s/it", b"it/s"), bars),
     ((b"'train_runtime'",), whole_run),
+    ((b"train_runtime ", b"_per_second "), whole_run_row),
     ((b"optimization steps = ", b"from global step "), run_length),
     ((b"train_speed(",), _swift),
     ((b"SamplesPerSec=",), _samples),
@@ -251,7 +250,8 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),
     ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),
     ((b"parameters on (tensor",), _counts),
-    ((b"padded vocab",), _vocabulary),
+    ((b"padded vocab",), vocabulary),
+    ((b"zero_optimization_stage ",), zero_stage),
     ((b"device mesh with", b"dist_world_size=", b"using world size: "), _world),
     ((b"NVIDIA ", b"GiB memory"), _devices),
 )

@@ -15,6 +15,8 @@ _WIDTHS = (48, 32)
 """Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args; the fewer until 2021)."""
 _NEOX = re.compile(r"\.{3,}(?:default|updated)\s*$")
 """How a line of GPT-NeoX's own dump ends, whose names are others."""
+_OP_REPORT = re.compile(r"\x1b\[\d+m\[(?:OKAY|YES|NO|FAIL)\].*")
+"""Words of DeepSpeed's report of its ops (deepspeed/env_report.py), which another process may print into a line of the dump."""
 
 _RANK = re.compile(r"^\s*(\[(?:rank|default)?\d+\]|\d+(?=: ))(?:<std(?:out|err)>)?: ?")
 """[rank0]: of torchrun --tee, [default0]: of its older releases, 0: of srun --label."""
@@ -100,7 +102,7 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
     inside = False
     last = width = 0
     for number, raw in enumerate(lines, 1):
-        line = plain(raw).rstrip()
+        line = plain(_OP_REPORT.sub("", raw)).rstrip()
         if BEGIN.search(line):
             inside, arguments = True, {}
         elif inside and _END.search(line):

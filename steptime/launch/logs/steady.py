@@ -122,7 +122,7 @@ def _left_out(
             notes.append(f"no lines remain after excluding lines {forgiven}; they are included")
     if all(reasons):
         reasons[-1] = set()
-        notes.append("too short to exclude warm-up; only the last line is used")
+        notes.append("too short, all of it warm-up; only the last line is used")
     order = (WARM, RESTART, RAMP, PAUSE)
     return [next((why for why in order if why in found), "") for found in reasons], notes
 

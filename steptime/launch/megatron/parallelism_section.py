@@ -187,7 +187,7 @@ def _states(keys: JobKeys) -> dict[str, Any]:
         if level == _WHOLE:
             keys.assumed_flags.append(LaunchFlag(keys.name("zero_stage"), str(level), "unmodeled", _STAGE_3))
             level -= 1
-    section: dict[str, Any] = {"zero_level": level}
+    section: dict[str, Any] = {} if "parallelism.zero_level" in keys.left_open else {"zero_level": level}
     if (copies := keys.whole("num_distributed_optimizer_instances") or 1) > 1:
         section["replicas"] = copies
     if buckets := keys.whole("ddp_num_buckets"):

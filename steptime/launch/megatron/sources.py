@@ -13,7 +13,7 @@ from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import of_script, still_true, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
-from steptime.launch.logs.lines import vocabulary_of
+from steptime.launch.logs.after_dump import vocabulary_of, zero_stage_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron import yaml_arguments
 from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, switched_on, with_variables
@@ -31,6 +31,8 @@ from steptime.launch.shell.script import Script, read_script
 
 _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
 """Of the line that Megatron-LM logs for a step."""
+_DEFAULT_STAGE = "1.0"
+"""--zero-stage where it is not given, otherwise a whole number (Megatron-DeepSpeed megatron/arguments.py)."""
 _HYBRID = "a hybrid Mamba model without a pattern of layers"
 _OTHER_MODELS = {
     r"bert": "BERT",
@@ -60,7 +62,7 @@ def read_megatron(
             arguments = read_dump(text.splitlines())
         except ConfigError as error:
             raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
-        return from_arguments(of_dump(arguments), path, vocab_size=vocabulary_of(text), sets=sets)
+        return from_arguments(of_dump(arguments, zero_stage_of(text)), path, vocab_size=vocabulary_of(text), sets=sets)
     if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
         words = _yaml_words(text, _model_args(text, path))
         return _from_words(path, words, None, sets, launcher=load_table("megatron").raw["tests"])
@@ -142,8 +144,6 @@ def _from_words(
         keys.left_open["parallelism.zero_level"] = stage
     devices = of_script(keys, script) if script else devices
     reading = _plan(keys, is_legacy(said.arguments), devices)
-    if stage:
-        reading.config["parallelism"].pop("zero_level", None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
 
@@ -229,14 +229,21 @@ def from_arguments(
     if vocab_size is not None:
         said |= {"vocab_size": str(vocab_size), "vocab_extra_ids": "0", "tokenizer_type": "None"}
     keys = keys_of(said, {}, source, sets, table)
+    if keys.on("deepspeed") and said.get("zero_stage") == _DEFAULT_STAGE:
+        what = "--zero-stage is not given, and the log does not print DeepSpeed's config"
+        keys.left_open["parallelism.zero_level"] = f"ZeRO stage unknown: {what}; add --set parallelism.zero_level=N"
     reading = _plan(keys, is_legacy(arguments), world_size)
     return _of_release(reading, fitting_release(arguments.keys(), dump=True))
 
 
-def of_dump(arguments: Mapping[str, str]) -> dict[str, str]:
-    """The arguments of a dump, which has all of its parser: without --transformer-impl there are only Megatron's own layers."""
+def of_dump(arguments: Mapping[str, str], zero_stage: int | None = None) -> dict[str, str]:
+    """The arguments of a dump, which has all of its parser: without --transformer-impl there are only Megatron's own layers.
+
+    `zero_stage`: of DeepSpeed's engine, which the log prints after the dump and which --zero-stage does not change.
+    """
     alone = "transformer_impl" not in arguments and not is_legacy(arguments)
-    return {**arguments, "transformer_impl": "local"} if alone else dict(arguments)
+    found = {**arguments, "transformer_impl": "local"} if alone else dict(arguments)
+    return found if zero_stage is None else found | {"zero_stage": str(zero_stage)}
 
 
 def _of_release(reading: Reading, release: str) -> Reading:

@@ -40,11 +40,15 @@ def read_one(config: NemoConfig) -> Reading:
     if part := next((part for part in _PARTS if isinstance(tree["model"].get(part), dict)), ""):
         raise ConfigError(f"{path}: model.{part}: {OTHER_MODEL}; not modeled")
     tree = resolve(tree, config.variables)
-    table = load_table("mlperf_nemo" if "base_config" in tree["model"] else "nemo1")
+    own = "base_config" in tree["model"]
+    table = load_table("mlperf_nemo" if own else "nemo1")
     by_path = _of_checkpoint(tree["model"]) if told(sets, "model") is None else None
     if named := _named_model(tree["model"], table.raw.get("models") or {}) or (by_path and {"model": by_path}):
         sets = named | dict(sets or {})
     said = (_CONVERTED if by_path else {}) | flatten(tree)
+    if not own and said.get("model.optim.name") is None:
+        what = "model.optim has no name: a part of a config that hydra composes"
+        raise ConfigError(f"{path}: {what}; give the composed one, or the log that prints it")
     if said.get("model.encoder_seq_length") is None and (longest := said.get("model.data.train_ds.max_seq_length")):
         said["model.encoder_seq_length"] = longest  # of fine-tuning, whose model is in a checkpoint
     apex = said.get("model.optim.name") == _APEX

@@ -29,6 +29,8 @@ class Command(NamedTuple):
     """Why it may not run; None where it certainly does."""
     variables: Mapping[str, str] = MappingProxyType({})
     """Assignments in front of it, visible to it only."""
+    values: Mapping[str, list[Value]] = MappingProxyType({})
+    """The script's variables when it runs."""
 
 
 class ExitError(Exception):

@@ -103,7 +103,7 @@ class DryRun(ControlFlow):
         elif first == "echo" and node.to is not None:
             pass  # to a file, or to stderr
         elif not (script and self.included(script[0].text, script[1:], launcher)) and not self.inner(fields, node.line):
-            self.commands.append(Command(fields, node.line, self.doubt))
+            self.commands.append(Command(fields, node.line, self.doubt, values=dict(self.scope.values)))
         return "ran"
 
     def call(self, function: Function, words: list[Value]) -> Outcome:
@@ -146,9 +146,11 @@ class DryRun(ControlFlow):
             return False
         start = len(self.commands)
         given = next((i for i, value in enumerate(fields[at:], at) if value.text == text), len(fields))
-        own = fields[given + 2 :] if fields[at].text != "eval" else []  # bash -c TEXT NAME ARGUMENT...
+        here = fields[at].text == "eval"
+        own = [] if here else fields[given + 2 :]  # bash -c TEXT NAME ARGUMENT...
         with self.deeper(own or self.scope.positional):
-            self.block(parse_shell(text, self.name, line))
+            nodes = parse_shell(text, self.name, line)
+            self.block(nodes) if here else self.subshell(Subshell(nodes))
         self.started_by(fields[:at], start)
         return True
 

@@ -256,11 +256,11 @@ def _around(size: Size, words: list[Word], variables: Mapping[str, str], said: M
 
     ms-swift's commands start NPROC_PER_NODE of them (swift/cli/main.py); Python starts one, whatever these say.
     """
-    per_node = next((said[name] for name in _PER_NODE if name in said), None)
-    nodes = said.get("NNODES", 1 if per_node else None)
+    each = next((name for name in _PER_NODE if name in said), "")
+    per_node, nodes = said.get(each), said.get("NNODES", 1 if each else None)
     devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
     default = "one node, since NNODES is not set" if per_node and not said.keys() & {"NNODES", "WORLD_SIZE"} else ""
-    names = [name for name in ("WORLD_SIZE", *_PER_NODE, "NNODES") if name in said][: 1 if "WORLD_SIZE" in said else 2]
+    names = ["WORLD_SIZE"] if "WORLD_SIZE" in said else [name for name in (each, "NNODES") if name in said]
     if devices is None and said.get("SLURM_NNODES", 1) == 1 and (visible := _visible(variables)):
         names = [*filter(variables.get, _SEEN), "the Slurm options"][:1]
         devices, nodes, per_node, default = visible, 1, visible, ""

@@ -53,7 +53,7 @@ class Script(NamedTuple):
     line: int
     """Where the launch command begins."""
     variables: dict[str, str]
-    """Plain variables with a value after the script's last line, the environment's included."""
+    """Plain variables with a value when it is launched, else after the script's last line, the environment's included."""
     problems: list[str]
     """Why the launch command cannot be read: one line each, with the script's name."""
     unclear: list[str]
@@ -87,6 +87,8 @@ _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 
 _HOLDS_FLAGS = re.compile(r"^(?!.*(?:DISTRIB|TORCH|LAUNCH|NSYS|PROFIL)).*(?:ARGS|OPTIONS|OPTS|FLAGS)$", re.IGNORECASE)
 """Names of variables that hold flags of a program, and not of what starts it."""
+_OF_LAUNCHER = re.compile(r"--(?:nproc|ntasks)[-_]per[-_]node\b|--node[-_]rank\b")
+"""Options of torchrun and srun."""
 
 
 def read_script(text: str, name: str, env: dict[str, str] | None = None, nearby: NearbyFiles | None = None) -> Script:
@@ -187,7 +189,8 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
 def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     """A script with its launch command."""
     words = [_word(value, scope) for value in launch.command.words]
-    variables = found.variables | {key: text for key, text in launch.command.variables.items() if scope.known(text)}
+    values = {key: said[0].text for key, said in launch.command.values.items() if said and key not in scope.arrays}
+    variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
     return found._replace(
         program=words[launch.at].text,
@@ -197,6 +200,7 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
         nodes=size.nodes,
         devices_per_node=size.per_node,
         devices=size.devices,
+        variables=variables,
         line=launch.command.line,
         unclear=size.unclear,
         alone=not launch.launchers and not variables.keys() & COUNTS,
@@ -210,10 +214,10 @@ def variables_of(nearby: NearbyFiles | None) -> dict[str, str]:
     Raises:
         ConfigError: one of them sources another config that was not found.
     """
-    scope = Scope({})
-    for path in nearby.added if nearby is not None else []:
+    scope, added = Scope({}), nearby.added if nearby is not None else []
+    for path in added:
         if path.suffix in {".sh", ".bash", ".env", ""}:
-            walk = DryRun(path.name, scope, nearby or NearbyFiles())
+            walk = DryRun(path.name, scope, NearbyFiles(path.parent, map(str, added)))
             walk.script(parse_shell(clean(read_nearby(path)), path.name))
             scope = walk.scope
             if missing := next((line for line in scope.sourced if re.search(r"config\w*\.sh", line)), ""):
@@ -236,7 +240,8 @@ def _fragments(scope: Scope, name: str) -> list[Word]:
     texts = [" ".join(value.text for value in values).strip() for _, values in held]
     words: list[Value] = []
     for text, (key, values) in zip(texts, held, strict=True):
-        if values and text.startswith("--") and not any(text in other and text != other for other in texts):
+        again = any(text in other and text != other for other in texts)
+        if values and not again and text.startswith("--") and not _OF_LAUNCHER.search(text):
             words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
     flags = {value.text.replace("_", "-") for value in words}
     return [_word(value, scope) for value in words] if "--num-layers" in flags else []

@@ -58,7 +58,9 @@ def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | No
     works = [launch for launch in found if not _OTHER_WORK.search(posixpath.basename(launch.program))]
     if found and not works:
         return None, [f"{name}: line {found[0].command.line} runs {found[0].program}, which does not train"]
-    distinct = {tuple(value.text for value in launch.command.words): launch for launch in works}
+    distinct = dict[tuple[str, ...], TrainingCommand]()
+    for launch in sorted(works, key=lambda launch: launch.command.doubt is not None):
+        distinct.setdefault(tuple(value.text for value in launch.command.words), launch)
     sure = {words: launch for words, launch in distinct.items() if not launch.command.doubt} or distinct
     trains = {words: launch for words, launch in sure.items() if _trains(launch)} or sure
     if not trains:
@@ -77,7 +79,7 @@ def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | No
             fix = f"write {LINE}=N before the command for another"
             walk.told.append(f"{where} each launch a job{FIRST_OF_SEVERAL}; {fix}")
         else:
-            walk.told.append(f"line {lines[0]} launches {len(trains)} jobs in a loop{FIRST_OF_SEVERAL}")
+            walk.told.append(f"line {lines[0]} launches {len(trains)} jobs{FIRST_OF_SEVERAL}")
     launch = next(iter(trains.values()))
     if (doubt := launch.command.doubt) is not None and (doubt.variable or not _trains(launch)):
         told = doubt.told("put the flags in a file (args.txt)")
