@@ -149,6 +149,19 @@ def test_values_missing_from_a_script_that_is_written_first_are_asked_for(tmp_pa
     assert error.value.problems == [f"{run}: line 2: $LAYERS, $MBS have no value; {fix}"]
 
 
+def test_a_script_without_an_extension_that_is_written_and_submitted(tmp_path):
+    """By its first line a script; sbatch is given the name in a variable, and reads the headers: 2 nodes of 8 over tp 4."""
+    run = tmp_path / "run.sh"
+    run.write_text(
+        "name=job\ncat >$name <<EOD\n#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
+        f"srun python pretrain_gpt.py {FLAGS} --bf16 --tensor-model-parallel-size $TP\nEOD\nsbatch $name\n"
+    )
+    with pytest.raises(ConfigError, match=r"\$TP has no value"):
+        job_of(run)
+    run.write_text(run.read_text().replace("$TP", "4"))
+    assert (job_of(run).parallelism.tp, job_of(run).parallelism.dp) == (4, 4)
+
+
 @pytest.mark.parametrize(
     ("headers", "command", "devices"),
     [

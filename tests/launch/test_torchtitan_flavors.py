@@ -278,3 +278,20 @@ def test_a_flavor_in_a_comment_is_not_the_forks(tmp_path: Path) -> None:
     config = at / "train_configs" / "job.toml"
     config.write_text(JOB.format(flavor="1B"))
     assert to_job(read("torchtitan", str(config), HARDWARE), HARDWARE).model.inter_sz == 8192
+
+
+@pytest.mark.parametrize(("given", "reshards"), [("False", False), ("option == 'always'", True)])
+def test_a_fork_whose_code_shards_blocks_without_the_option(tmp_path: Path, given: str, reshards: bool) -> None:
+    """A constant given to fully_shard() of each block goes before the option; what the option decides is the default's, True."""
+    at = tmp_path / "torchtitan" / "models" / "llama3"
+    (at / "infra").mkdir(parents=True)
+    (at / "infra" / "parallelize.py").write_text(
+        "def apply_fsdp(model, option):\n    for block in model.layers.values():\n"
+        f"        fully_shard(block, reshard_after_forward={given})\n    fully_shard(model, reshard_after_forward=False)\n"
+    )
+    config = at / "job.toml"
+    config.write_text(JOB.format(flavor="8B"))
+    found = to_job(read("torchtitan", str(config), HARDWARE), HARDWARE)
+    assert found.parallelism.fsdp is not None
+    assert found.parallelism.fsdp.reshard_after_forward is reshards
+    assert any("reshard_after_forward False, from" in note for note in found.notes) is not reshards

@@ -1,4 +1,4 @@
-"""Flavors of a fork of torchtitan: of Qwen3, and arguments of Llama that torchtitan does not have, or has no value for."""
+"""What a fork of torchtitan has of its own: flavors of Qwen3, arguments of Llama, and how its code shards blocks."""
 
 from __future__ import annotations
 
@@ -96,3 +96,34 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
             return listed
     keys.notes.append(f"model {flavor}, from {file}")
     return section
+
+
+def own_resharding(keys: JobKeys) -> bool | None:
+    """The constant that the fork's code gives fully_shard() of each block instead of the option; None where there is none."""
+    folder, nearby = f"torchtitan/models/{keys.get('model.name')}", keys.nearby or NearbyFiles()
+    files = [f"{folder}/{name}" for name in ("parallelize.py", "infra/parallelize.py", "parallelize_llama.py")]
+    for file in [*files, "torchtitan/parallelisms/parallelize_llama.py"]:
+        given = _of_blocks(nearby.text(file) or "")
+        if len(given) == 1 and isinstance(value := given.pop(), bool):
+            keys.notes.append(f"reshard_after_forward {value}, from {file}")
+            return value
+    return None
+
+
+def _of_blocks(code: str) -> set[Any]:
+    """What fully_shard() of a loop over layers is given as reshard_after_forward; an expression counts as None.
+
+    >>> _of_blocks("for i, b in m.layers.items(): fully_shard(b, mesh=d, reshard_after_forward=False)")
+    {False}
+    """
+    loops = [
+        node for node in ast.walk(syntax_of(code)) if isinstance(node, ast.For) and "layers" in ast.unparse(node.iter)
+    ]
+    return {
+        getattr(keyword.value, "value", None)
+        for loop in loops
+        for call in ast.walk(loop)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "fully_shard"
+        for keyword in call.keywords
+        if keyword.arg == "reshard_after_forward"
+    }

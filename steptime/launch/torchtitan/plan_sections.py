@@ -19,6 +19,7 @@ from steptime.launch.torchtitan.converters import fused_by_override, precision_o
 from steptime.launch.torchtitan.forced_balance import balanced
 from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
 from steptime.launch.torchtitan.grouped_experts import grouped_of
+from steptime.launch.torchtitan.own_arguments import own_resharding
 
 _P = "parallelism."
 ATTENTION_KERNELS = {
@@ -176,8 +177,10 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         return {"zero_level": 0}
     # apply_fsdp: by default pipelines keep their parameters gathered between micro-batches
     policies = {"default": degrees.pp == 1, "always": True, "never": False}
+    by_option = keys.word(f"{_P}fsdp_reshard_after_forward", policies)
+    by_code = own_resharding(keys)
     fsdp = {
-        "reshard_after_forward": keys.word(f"{_P}fsdp_reshard_after_forward", policies),
+        "reshard_after_forward": by_option if by_code is None else by_code,
         "reduce_dtype": keys.word("training.mixed_precision_reduce"),
         # a traced graph gathers each parameter for itself; its pipelines gather as FSDP2
         "wrap": "parameter" if by_parameter(keys) and degrees.pp == 1 else "block",
