@@ -26,6 +26,8 @@ with which FlashAttention is no choice, and keys and values are repeated for eac
 use_gqa_in_sdpa). The memory-efficient kernel then computes all scores of the square."""
 _UNFUSED = {"eager", "aot_eager", "aot_ts_nvfuser"}
 """Backends that trace the model and leave its kernels as they are."""
+_OFF = {"none", "", "false", "0", "0.0", "1"}
+"""Values with which an option of the table's `own_loss` has no loss of its own; 1 rank of sequence_parallel_size."""
 _ATTENTION = re.compile(r"flash_?att|attn_impl")
 DEEPCOMPILE = "compile.deepcompile"
 
@@ -58,8 +60,17 @@ def put_model_kernels(found: Figures, config: dict[str, Any]) -> None:
 
 
 def put_liger_loss(found: Figures, config: dict[str, Any]) -> None:
-    """Put Liger's head and loss, one function that takes a part of the tokens at a time, where the model is known."""
+    """Put Liger's head and loss, one function that takes a part of the tokens at a time, where the model is known.
+
+    A trainer with a loss of its own, which an option of the table's `own_loss` switches on, takes the labels from the model.
+    """
     if not found.on("@liger"):
+        return
+    own = found.keys.table.raw.get("own_loss", [])
+    if named := next(
+        (item for item in found.keys.given if item.key in own and str(item.value).lower() not in _OFF), None
+    ):
+        found.keys.becomes(named.key, "performance.loss_impl: a loss of all logits, not Liger's")
         return
     model = read_model(config["model"]) if config["model"] else {}
     said = model if isinstance(model, Mapping) else vars(model)
