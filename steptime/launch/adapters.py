@@ -74,7 +74,8 @@ def adapted(found: Figures) -> bool:
 
 def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
     """Note what is the trainer's default; a custom program has its own, and a launcher none: they are asked for."""
-    unsaid = [name for name in ("rank", "targets") if said[name] is None]
+    asked = found.keys.left_open
+    unsaid = [name for name in ("rank", "targets") if said[name] is None and f"model.lora.{name}" not in asked]
     framework = found.keys.table.framework
     own = next((item.name for item in found.keys.given if item.name in OWN_SWITCHES), "")
     if unsaid and (own or not usual.keys() >= {*unsaid}):

@@ -74,3 +74,44 @@ def test_a_model_that_labels_sequences_is_no_model_of_text(tmp_path: Path, kind:
         reading(tmp_path, COMMAND, train_py=program)
     both = program + "other = AutoModelForCausalLM.from_pretrained(name)\n"
     assert reading(tmp_path, COMMAND, train_py=both).config["parallelism"]["dp"] == 8
+
+
+QLORA = """
+bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", quantization_config=bnb)
+peft_config = LoraConfig(r=32, lora_alpha=8{more})
+trainer = SFTTrainer(model, args=TrainingArguments(per_device_train_batch_size=2, bf16=True), peft_config=peft_config)
+"""
+
+
+def test_adapters_over_weights_in_4_bits_that_the_code_sets_up(tmp_path: Path) -> None:
+    """peft gives queries and values adapters where no targets are named, and takes rank 8 and no dropout by default."""
+    found = reading(tmp_path, COMMAND, train_py=QLORA.format(more=""))
+    lora = to_job(found, SETS).model.lora
+    assert lora is not None
+    assert (lora.rank, list(lora.targets), lora.dropout, lora.base_dtype) == (32, ["q_proj", "v_proj"], 0.0, "nf4")
+    least = to_job(reading(tmp_path, COMMAND, train_py=QLORA.format(more="").replace("r=32, ", "")), SETS).model.lora
+    assert least is not None
+    assert least.rank == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (", modules_to_save=['lm_head']", "weights trained in full in addition to adapters"),
+        (", use_dora=True", "DoRA: LoRA is counted"),
+    ],
+)
+def test_what_else_the_code_of_adapters_sets_up_is_refused(tmp_path: Path, more: str, why: str) -> None:
+    found = reading(tmp_path, COMMAND, train_py=QLORA.format(more=more))
+    with pytest.raises(ConfigError, match=rf"train\.py: {why}, set up by its code; not modeled"):
+        to_job(found, SETS)
+
+
+def test_targets_that_the_code_computes_are_asked_for(tmp_path: Path) -> None:
+    found = reading(tmp_path, COMMAND, train_py=QLORA.format(more=", target_modules=find_all_linear_names(model)"))
+    fix = "lora_target_modules is set by the code of train.py; add --set model.lora.targets=[q_proj,v_proj]"
+    assert found.left_open == {"model.lora.targets": fix}
+    lora = to_job(found, SETS | {"model.lora.targets": ["k_proj"]}).model.lora
+    assert lora is not None
+    assert (lora.rank, list(lora.targets)) == (32, ["k_proj"])
