@@ -21,6 +21,9 @@ from steptime.launch.shell.script import Script
 STARTERS = ("run_recipe.py", "setup_experiment.py", "run_script.py", "bootstrap.py")
 """Programs of scripts/training and scripts/performance that start a recipe by name."""
 
+_PLAIN = {"mode": {"pretrain", "sft", "finetune"}, "peft_scheme": {"none"}}
+"""Option -> values with which the recipe stays as it is."""
+
 
 def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Reading:
     """A recipe that a script starts with run_recipe.py --recipe NAME section.key=value, or by model, devices and precision.
@@ -34,6 +37,10 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     options = {name: setting for setting, names in table["options"].items() for name in names}
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     program = script.program.rpartition("/")[2]
+    before = ["", *(word.text for word in script.arguments)]
+    for word, last in zip(script.arguments, before, strict=False):
+        if word.unresolved and "=" not in word.text and (not last.startswith("-") or "=" in last):  # no option's value
+            raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write the value into the script')}")
     devices, notes = stated(script, sets), still_true(script.notes, sets)
     if program != STARTERS[0]:
         said = {table["selectors"].get(key, key): value for key, value in said.items()}
@@ -44,7 +51,8 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     name = str(said.pop("recipe", "")) or _chosen(said)
     costless = {*table["without_cost"], *(table["submitting"] if program != STARTERS[0] else ())}
     said = {key: value for key, value in said.items() if key not in costless and value not in (None, "None", False)}
-    said.pop("mode" if said.get("mode") in {"pretrain", "sft", "finetune"} else "", None)
+    for key, plain in _PLAIN.items():
+        said.pop(key if str(said.get(key)).lower() in plain else "", None)
     if other := [key for key in said if "." not in key and key not in options]:
         raise ConfigError(f"{path}: line {script.line}: --{min(other)} of {program} is not read; {GIVE_LOG}")
     texts = ((file, read_nearby(file)) for file in _modules(nearby) if is_readable(file))

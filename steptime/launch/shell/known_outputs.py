@@ -11,6 +11,11 @@ _SUM = re.compile(r"\s*expr\s+([^|;&<>\n]+)|\s*echo\s+\"?([^|;&<>\n\"]+)\"?\s*\|
 """Whole-number arithmetic by other commands: $(expr 32 / $GPUS), $(echo "$A * $B" | bc)."""
 _CUT = re.compile(r"\s*echo\s+([^|;&<>\n]+?)\s*\|\s*cut\s+-d\s*(['\"]?)(.)\2\s+-f\s*(\d{1,3})\s*")
 """One of the parts of a text: $(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)."""
+_SPACED = re.compile(
+    r"\s*echo\s+(\"[^\"|;&<>]*\"|\$\{?\w+\}?)"
+    r"(?:\s*\|\s*(?:tr\s+['\"]\\n['\"]\s+['\"] ['\"]|tr\s+-s\s+['\"] ['\"]|sed\s+['\"]s/ +\\?[+*]/ /g['\"]|xargs))+\s*"
+)
+"""A text in one line, with one space between its words: $(echo "$OPTIONS" | tr '\\n' ' ' | sed 's/  \\+/ /g')."""
 _SEQ = re.compile(r"\s*seq\s+(?!-)([^|;&<>()\n]+?)\s*")
 _ARGUMENT = r"\s*echo\s+\"?([^-|;&<>\n\"'][^|;&<>\n\"']*?)\"?\s*\|\s*"
 _PARTS = re.compile(
@@ -44,6 +49,8 @@ def simple_output(expand: _WithText, inner: str, line: int, shown: str) -> str |
         text = expand.text(cut[1], line)
         parts = text.split(cut[3])
         return parts[int(cut[4]) - 1] if scope.known(text) and 0 < int(cut[4]) <= len(parts) else None
+    if spaced := _SPACED.fullmatch(inner):
+        return " ".join(expand.text(spaced[1], line).split())
     if seq := _SEQ.fullmatch(inner):
         return _numbers(expand.text(seq[1], line).split())
     if listed := _PARTS.fullmatch(inner):
