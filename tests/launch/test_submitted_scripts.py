@@ -174,3 +174,14 @@ def test_the_devices_that_slurm_gives_a_launcher_are_those_of_its_headers(tmp_pa
     """Slurm sets CUDA_VISIBLE_DEVICES to the devices of --gres (slurm.schedmd.com/gres.html); a launcher counts those."""
     script = read_script(f"#!/bin/bash\n#SBATCH {headers}\n{command}\n", "run.slurm")
     assert (script.devices or script.devices_per_node) == devices
+
+
+@pytest.mark.parametrize(
+    "command", ["torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py", "accelerate launch train.py"]
+)
+def test_words_that_a_command_prints_are_noted(command):
+    """They may be any option; what a command prints for an option's value is that option's."""
+    script = read_script(f"{command} --a 1 $(python make.py) --name $(date +%s)", "run.sh")
+    assert [note for note in script.notes if "empty" in note] == [
+        "line 1: $(python make.py) in line 1 is a command, and commands are not run: taken as empty"
+    ]

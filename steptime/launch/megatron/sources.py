@@ -145,7 +145,7 @@ def _from_words(
         if script.devices_per_node and script.nodes and not taken and not states_devices(sets):
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
-        keys.notes += still_true(script.notes, sets)
+        keys.notes += [note for note in still_true(script.notes, sets) if note not in keys.notes]
         if outside := from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
