@@ -79,7 +79,7 @@ def of_a_run(text: str) -> dict[str, str]:
     return {"devices": f"number of devices unknown: {told}; {SET_DEVICES}"} if found else {}
 
 
-_NAMED = re.compile(r"(?<![\dA-Za-z])(\d{1,5})(?:[-_]?gpus?|x(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE)
+_NAMED = re.compile(r"(?<![\dA-Za-z])(\d{1,5})(?:[-_]?gpus?|x[-_]?(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE)
 
 
 def of_name(name: str) -> int | None:
@@ -87,6 +87,8 @@ def of_name(name: str) -> int | None:
 
     >>> of_name("llama3_32b_8_gpus.toml"), of_name("llama3_70b-16xb200-16k.toml"), of_name("llama3_8b.toml")
     (8, 16, None)
+    >>> of_name("deepseek_v3_10b_4x_a100_40GB.toml")
+    4
     """
     counts = {int(count) for count in _NAMED.findall(name.rpartition("/")[2])}
     return counts.pop() if len(counts) == 1 else None

@@ -210,3 +210,13 @@ def test_a_size_that_a_recipe_computes_is_asked_for(tmp_path: Path) -> None:
         written(tmp_path, "own.py", text.replace("of(3)", "2048").replace("of(4)", "2")).config["data"]["seqlen"]
         == 2048
     )
+
+
+def test_a_recipe_that_a_module_imports_under_another_name(tmp_path: Path) -> None:
+    """Recipes of 2026 are named after their devices; the module of the older names imports them from there."""
+    written(tmp_path, "src/megatron/bridge/recipes/own/h100/own.py", BENCHMARK)
+    alias = "from megatron.bridge.recipes.own.h100.own import own_8b_pretrain_8gpu_h100_fp8cs_config as own_8b_config\n"
+    (tmp_path / "src/megatron/bridge/recipes/own/own.py").write_text(alias)
+    script = "#!/bin/bash\ntorchrun --nnodes 1 --nproc_per_node 8 run_recipe.py --recipe own_8b_config\n"
+    plan = written(tmp_path, "my/run.sh", script).config
+    assert (plan["model"], plan["data"]["gbs"], plan["parallelism"]["dp"]) == ("llama3-8b", 128, 8)

@@ -295,3 +295,47 @@ def test_a_fork_whose_code_shards_blocks_without_the_option(tmp_path: Path, give
     assert found.parallelism.fsdp is not None
     assert found.parallelism.fsdp.reshard_after_forward is reshards
     assert any("reshard_after_forward False, from" in note for note in found.notes) is not reshards
+
+
+DEEPSEEK = """
+deepseekv3_configs = {{
+    "5B": DeepSeekV3ModelArgs(
+        vocab_size=1000, dim=512, inter_dim=1536, moe_inter_dim=256, n_layers=9, n_dense_layers=1, n_heads=8,
+        moe_args=MoEArgs(num_experts=16, num_shared_experts=2, top_k=4, score_func="softmax", route_norm=False{more}),
+        q_lora_rank=0, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64, mscale=0.7,
+    ),
+}}
+"""
+
+
+def test_a_flavor_of_deepseek_that_a_fork_has(tmp_path: Path) -> None:
+    """Its devices are those of the file's name; an argument that is not known leaves the flavor unknown."""
+    at = tmp_path / "torchtitan" / "models" / "deepseek_v3"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text(DEEPSEEK.format(more=""))
+    config = at / "deepseek_5b_4x_a100.toml"
+    config.write_text(OF_FAMILY.format("deepseek_v3", "5B", "local_batch_size = 2"))
+    found = to_job(read("auto", str(config), HARDWARE), HARDWARE)
+    model = found.model
+    assert (model.n_layers, model.hidden_sz, model.inter_sz, model.n_q_heads, model.vocab_sz) == (9, 512, 1536, 8, 1000)
+    assert model.moe is not None
+    moe = (model.moe.n_experts, model.moe.expert_inter_sz, model.moe.experts_per_token, model.moe.n_shared_experts)
+    assert moe == (16, 256, 4, 2)
+    assert (model.attention.kind, model.attention.kv_lora_rank, model.attention.q_lora_rank) == ("mla", 128, None)
+    assert found.parallelism.dp == 4
+    (at / "__init__.py").write_text(DEEPSEEK.format(more=", num_expert_groups=2"))
+    with pytest.raises(ConfigError, match=r"unknown flavor of deepseek_v3 \(got '5B'\)"):
+        read("auto", str(config), HARDWARE)
+
+
+def test_the_model_of_transformers_that_a_job_names(tmp_path: Path) -> None:
+    """torchtitan/experiments/transformers_modeling_backend: flavor full is the repository's model."""
+    config = tmp_path / "full.toml"
+    job = OF_FAMILY.format("transformers_modeling_backend", "full", "local_batch_size = 2")
+    config.write_text(f'{job}[hf_transformers]\nmodel = "Qwen/Qwen3-4B"\n')
+    found = to_job(read("torchtitan", str(config), HARDWARE), HARDWARE)
+    assert (found.model.name, found.model.n_layers) == ("qwen3-4b", 36)
+    assert any(note.startswith("approximated: model.name") for note in found.notes)
+    config.write_text(config.read_text().replace("full", "debugmodel"))
+    with pytest.raises(ConfigError, match="unknown model"):
+        read("torchtitan", str(config), HARDWARE)

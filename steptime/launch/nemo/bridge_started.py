@@ -55,10 +55,7 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
         said.pop(key if str(said.get(key)).lower() in plain else "", None)
     if other := [key for key in said if "." not in key and key not in options]:
         raise ConfigError(f"{path}: line {script.line}: --{min(other)} of {program} is not read; {GIVE_LOG}")
-    texts = ((file, read_nearby(file)) for file in _modules(nearby) if is_readable(file))
-    file, text = next(
-        (found for found in texts if re.search(rf"^def {re.escape(name)}\(", found[1], re.MULTILINE)), (None, "")
-    )
+    name, file, text = _found(name, nearby)
     if file is None and name not in recipes():
         raise ConfigError(f"{path}: line {script.line}: recipe {name} was not found; {GIVE_LOG}")
     tree: dict[str, Any] = {CLASS: name}
@@ -69,6 +66,15 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     reading = bridge_reading(path, (name, tree), sets, devices)
     reading.config.setdefault("notes", []).extend(notes)
     return reading
+
+
+def _found(name: str, nearby: NearbyFiles) -> tuple[str, Path | None, str]:
+    """The function of a recipe by the name that it has in its own module, the file and text of that; no file where there is none."""
+    texts = [(file, read_nearby(file)) for file in _modules(nearby) if is_readable(file)]
+    imported = (re.search(rf"\b(\w+) as {re.escape(name)}\b", text) for _, text in texts)
+    own = next((found[1] for found in imported if found), name)
+    defined = re.compile(rf"^def {re.escape(own)}\(", re.MULTILINE)
+    return own, *next(((file, text) for file, text in texts if defined.search(text)), (None, ""))
 
 
 def _chosen(said: dict[str, Any]) -> str:

@@ -17,7 +17,13 @@ from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.nested_flavors import nested_sizes
-from steptime.launch.torchtitan.own_arguments import own_qwen3, own_vocabulary, own_width, without_comments
+from steptime.launch.torchtitan.own_arguments import (
+    own_deepseek,
+    own_qwen3,
+    own_vocabulary,
+    own_width,
+    without_comments,
+)
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -77,6 +83,8 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         return own
     if family == "qwen3" and (own := own_qwen3(keys, flavor, listed)):
         return own
+    if family == "deepseek_v3" and listed is None and (own := own_deepseek(keys, flavor)):
+        return own
     renamed = {item.name for item in keys.given if item.name != item.key} - _LATER
     if family == "llama3" and flavor == "debugmodel" and renamed:
         # 8 layers in torchtitan/models/llama/__init__.py of November 2024, 6 in May 2025; no vocab_size in either
@@ -107,19 +115,25 @@ def _registry_sizes(keys: JobKeys, family: str, flavor: str, listed: dict[str, A
 
 
 def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
-    """The model that a key of a fork names instead of a flavor (flame: model.config); None where there is none.
+    """The model that a key names instead of a flavor: of a fork (flame: model.config), or of transformers; None without one.
+
+    pytorch/torchtitan v0.2.1 torchtitan/experiments/transformers_modeling_backend: flavor full has the repository's own sizes.
 
     Raises:
         ConfigError: it names none of the presets.
     """
-    if {"model.name", "model.flavor"} & keys.values.keys():
+    backend = keys.get("model.name") == "transformers_modeling_backend" and keys.get("model.flavor") == "full"
+    if {"model.name", "model.flavor"} & keys.values.keys() and not backend:
         return None
-    own = next((item for item in keys.given if item.key in {"model.config", "model.model_name_or_path"}), None)
+    named = {"hf_transformers.model"} if backend else {"model.config", "model.model_name_or_path"}
+    own = next((item for item in keys.given if item.key in named), None)
     if own is None:
         return None
     if (preset := preset_of(str(own.value))) is None:
         raise keys.error(own.key, f"not among the presets (got {show(own.value)}); add --set model=NAME")
     keys.becomes(own.key, "model")
+    if backend:
+        keys.approximate("model.name", "modules of transformers: torchtitan's of the same sizes are counted")
     return {"preset": preset}
 
 

@@ -1,4 +1,4 @@
-"""What a fork of torchtitan has of its own: flavors of Qwen3, arguments of Llama, and how its code shards blocks."""
+"""What a fork of torchtitan has of its own: flavors of Qwen3 and DeepSeek, arguments of Llama, and how its code shards blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from steptime.base.config import build
-from steptime.job.edit import read_model
+from steptime.job.edit import put, read_model
 from steptime.launch.config_values import syntax_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.nearby_files import NearbyFiles
@@ -96,6 +96,57 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
             return listed
     keys.notes.append(f"model {flavor}, from {file}")
     return section
+
+
+_DEEPSEEK = {
+    "vocab_size": "vocab_sz", "dim": "hidden_sz", "inter_dim": "inter_sz", "n_layers": "n_layers", "n_heads": "n_q_heads",
+    "moe_inter_dim": "moe.expert_inter_sz", "n_dense_layers": "moe.n_dense_layers", "moe_args.num_experts": "moe.n_experts",
+    "moe_args.num_shared_experts": "moe.n_shared_experts", "moe_args.top_k": "moe.experts_per_token",
+    "q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank", "v_head_dim": "attention.v_head_dim",
+    "qk_nope_head_dim": "attention.qk_nope_head_dim", "qk_rope_head_dim": "attention.qk_rope_head_dim",
+}  # fmt: skip
+"""Arguments of a flavor of DeepSeek-V3 -> fields of a model."""
+_WITHOUT_COST = frozenset(
+    {"mscale", "rope_factor", "rope_theta", "max_seq_len", "attn_type", "attn_mask_type", "moe_args.score_func"}
+    | {f"moe_args.{name}" for name in ("route_norm", "route_scale", "score_before_experts", "load_balance_coeff")}
+)
+
+
+def own_deepseek(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
+    """A flavor of DeepSeek-V3 in the registry of the fork that the config lies in; None where there is none of literal sizes.
+
+    Source: pytorch/torchtitan v0.2.1 torchtitan/models/deepseek_v3/__init__.py (deepseekv3_configs) and model/args.py; of today's
+    flavors the router's bias and its softmax before the choice.
+    """
+    file = "torchtitan/models/deepseek_v3/__init__.py"
+    tree = syntax_of((keys.nearby or NearbyFiles()).text(file) or "")
+    pairs = [
+        pair
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for pair in zip(node.keys, node.values, strict=True)
+    ]
+    call = next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == flavor), None)
+    said = _literals(call) if isinstance(call, ast.Call) else {}
+    if not said.keys() >= _DEEPSEEK.keys() - {"q_lora_rank"} or said.keys() - _DEEPSEEK.keys() - _WITHOUT_COST:
+        return None
+    section: dict[str, Any] = {"attention": {"kind": "mla"}, "moe": {"pre_softmax": True, "expert_bias": True}}
+    for key, field in _DEEPSEEK.items():
+        if said.get(key):  # q_lora_rank 0: none
+            put(section, field, said[key])
+    keys.notes.append(f"model {flavor}, from {file}")
+    return section
+
+
+def _literals(call: ast.Call, inside: str = "") -> dict[str, Any]:
+    """The arguments of a call and of the calls among them; None for what is no literal."""
+    found: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if isinstance(keyword.value, ast.Call):
+            found |= _literals(keyword.value, f"{keyword.arg}.")
+        else:
+            found[f"{inside}{keyword.arg}"] = getattr(keyword.value, "value", None)
+    return found
 
 
 def own_resharding(keys: JobKeys) -> bool | None:
