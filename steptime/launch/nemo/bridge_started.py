@@ -69,7 +69,7 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
 
 
 def _found(name: str, nearby: NearbyFiles) -> tuple[str, Path | None, str]:
-    """The function of a recipe by the name that it has in its own module, the file and text of that; no file where there is none."""
+    """The function of a recipe by its name in its own module, the file and the text of that; no file where there is none."""
     texts = [(file, read_nearby(file)) for file in _modules(nearby) if is_readable(file)]
     imported = (re.search(rf"\b(\w+) as {re.escape(name)}\b", text) for _, text in texts)
     own = next((found[1] for found in imported if found), name)
