@@ -299,6 +299,15 @@ def test_maxtext_weights_in_bf16(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("policy", "noted"), [("full", False), ("save_qkv_proj", True), ("save_out_proj", True)])
+def test_maxtext_policies_that_save_a_projection_are_said_to_be_counted_without(tmp_path, policy, noted):
+    text = 'base_config: "base.yml"\nmodel_name: "qwen3-14b"\nper_device_batch_size: 2\nmax_target_length: 4096\n'
+    text += f"hardware: gpu\nici_fsdp_parallelism: 8\nremat_policy: {policy}\n"
+    found = job(tmp_path, "run.yml", text)
+    assert found.performance.activation_checkpointing_type == "full"
+    assert any(f"remat_policy {policy}" in note for note in found.notes) is noted
+
+
 @pytest.mark.parametrize(
     "command",
     [

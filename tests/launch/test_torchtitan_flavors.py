@@ -297,6 +297,23 @@ def test_a_fork_whose_code_shards_blocks_without_the_option(tmp_path: Path, give
     assert any("reshard_after_forward False, from" in note for note in found.notes) is not reshards
 
 
+@pytest.mark.parametrize(("flavor", "layers", "entries"), [("7B", 30, 32000), ("1B", 18, 40000)])
+def test_a_flavor_of_llama_2_that_a_fork_has(tmp_path: Path, flavor: str, layers: int, entries: int) -> None:
+    """One that it changes has the vocabulary of torchtitan's, one of its own says it; not Llama 3's in the file."""
+    at = tmp_path / "torchtitan" / "models" / "llama"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text(
+        'llama2_configs = {\n    "7B": ModelArgs(dim=4096, n_layers=30, n_heads=32),\n'
+        '    "1B": ModelArgs(dim=2048, n_layers=18, n_heads=16, vocab_size=40000),\n}\n'
+        'llama3_configs = {"7B": ModelArgs(dim=1024, n_layers=3, n_heads=8)}\n'
+    )
+    config = tmp_path / "job.toml"
+    config.write_text(OF_FAMILY.format("llama2", flavor, "batch_size = 1\ndata_parallel_degree = 8"))
+    sets = HARDWARE | {"devices": 8}
+    model = to_job(read("torchtitan", str(config), sets), sets).model
+    assert (model.n_layers, model.vocab_sz) == (layers, entries)
+
+
 DEEPSEEK = """
 deepseekv3_configs = {{
     "5B": DeepSeekV3ModelArgs(

@@ -79,7 +79,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
             keys.approximate("model.flavor", f"{why}; counted as {base}")
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
     listed = dict(table[family][base]) if base in flavors else None
-    if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
+    if family in {"llama2", "llama3"} and (own := _of_registry(keys, family, flavor, listed)):
         return own
     if family == "qwen3" and (own := own_qwen3(keys, flavor, listed)):
         return own
@@ -94,7 +94,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         known = near(flavor, flavors)
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
-    return listed | (_registry_sizes(keys, family, flavor, listed) if family != "llama3" else {})
+    return listed | (_registry_sizes(keys, family, flavor, listed) if family not in {"llama2", "llama3"} else {})
 
 
 _SIZES = {"vocab_size": "vocab_sz", "dim": "hidden_sz", "n_layers": "n_layers", "n_heads": "n_q_heads"}
@@ -147,7 +147,7 @@ _UNSET = re.compile(r"vocab_size: int = -1\b")
 """Of releases whose models take their vocabulary from the tokenizer."""
 
 
-def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict[str, Any] | None:
+def _of_registry(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any] | None) -> dict[str, Any] | None:
     """A flavor of Llama's in the registry of the fork that the config lies in; None where there is none of literal sizes.
 
     `listed`: the flavor of that name in torchtitan itself, returned where both are the same; its vocabulary is that of a flavor
@@ -155,7 +155,8 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
 
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
-    usual = own_vocabulary(keys) if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
+    of_tokenizer = own_vocabulary(keys) if family == "llama3" else {}
+    usual = of_tokenizer if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     nearby = keys.nearby or NearbyFiles()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
         code = without_comments(nearby.text(f"{folder}/__init__.py") or "")
@@ -166,7 +167,7 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
             first = {"vocab_size": default[1]} if default else known
             if own := _own(keys, flavor, listed, first | {key: str(value) for key, value in nested.items()}, folder):
                 return own
-        registry = re.split(r"\bllama3_(?:configs|args) *=", code)[-1]
+        registry = re.split(rf"\b{family}_(?:configs|args) *=", code)[-1]
         found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
         if found is None or re.search(r"\w+=", re.sub(_ARGUMENTS, "", found[1])):
             continue
@@ -196,7 +197,7 @@ def _own(
     """The flavor of those sizes, with a note where it is not the `listed` one; None where sizes are missing."""
     if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
         return None
-    if (own := _by_name(flavor, _sizes(keys.source, said))) != listed:
+    if (own := _same(listed, _sizes(keys.source, said))) != listed:
         keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
     return own
 
@@ -253,7 +254,11 @@ def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
 
 def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:
     """The flavor's own section where it is the same model."""
-    own = models()["llama3"].get(flavor)
+    return _same(models()["llama3"].get(flavor), model)
+
+
+def _same(own: dict[str, Any] | None, model: dict[str, Any]) -> dict[str, Any]:
+    """A flavor's section in place of a model that is the same."""
     if own is None:
         return model
     named, read = (build(Model, read_model(section)) for section in (own, model))
