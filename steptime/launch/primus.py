@@ -32,7 +32,7 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
         )
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     if framework == "torchtitan":
-        return read_over_torchtitan(path, overrides, name, env, sets, nearby)
+        return read_over_torchtitan(path, trainer, name, env, sets, nearby)
     preset = preset_of(name)
     both = _model_file(f"{name}.yaml", env, nearby) | overrides
     said = {key: str(value) for key, value in flatten(both).items() if value is not None}

@@ -19,7 +19,7 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.adapters import adapted, put_adapters
+from steptime.launch.adapters import adapted, put_adapters, switched
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import put_fsdp
@@ -56,7 +56,7 @@ def read_trainer(
     program = program_of(path, text, dict(env or {}), sets, nearby) if kind == "olmo" else None
     table = load_table("olmo_core" if program else kind.replace("-", "_"))
     found = program or said_in(path, text, table, dict(env or {}), nearby)
-    given = renamed_with(read_keys(plainly(found.keys, table), table), table, found.code)
+    given = switched(renamed_with(read_keys(plainly(found.keys, table), table), table, found.code), table)
     own = own_defaults(found, table, nearby)
     defaults = defaults_with(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)

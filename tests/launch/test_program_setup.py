@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,31 @@ def test_targets_that_the_code_computes_are_asked_for(tmp_path: Path) -> None:
     lora = to_job(found, SETS | {"model.lora.targets": ["k_proj"]}).model.lora
     assert lora is not None
     assert (lora.rank, list(lora.targets)) == (32, ["k_proj"])
+
+
+METHOD = "torchrun --nproc_per_node=8 sft.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 --max_length 2048"
+METHOD += " --per_device_train_batch_size 1 --gradient_accumulation_steps 1"
+
+
+@pytest.mark.parametrize("option", ["--peft_method lora", "--tuning_mode LoRA", "--method qlora", "--adapter=lora"])
+def test_a_method_that_a_program_of_ones_own_takes_is_no_training_of_every_weight(tmp_path: Path, option: str) -> None:
+    """Whatever the program calls it: its rank and its targets are its own."""
+    name, word = re.split("[ =]", option.removeprefix("--"))
+    found = reading(tmp_path, f"{METHOD} {option}")
+    why = f"({name} is not an argument of Hugging Face Trainer)"
+    assert (found.left_open or {}).keys() == {"model.lora.rank", "model.lora.targets"}
+    assert all(why in said for said in (found.left_open or {}).values())
+    lora = to_job(reading(tmp_path, f"{METHOD} {option} --lora_r 4 --target_modules q_proj"), SETS).model.lora
+    assert lora is not None
+    assert (lora.rank, list(lora.targets)) == (4, ["q_proj"])
+    assert (lora.base_dtype == "nf4") == (word == "qlora")
+
+
+def test_such_a_method_by_the_default_of_its_program(tmp_path: Path) -> None:
+    """argparse's default counts where the command has no such option; of a method other than LoRA, or of every weight, too."""
+    program = 'p.add_argument("--finetune_method", default="{}")\n'
+    found = reading(tmp_path, METHOD, sft_py=program.format("lora"))
+    assert (found.left_open or {}).keys() == {"model.lora.rank", "model.lora.targets"}
+    assert to_job(reading(tmp_path, METHOD, sft_py=program.format("full")), SETS).model.lora is None
+    with pytest.raises(ConfigError, match="partial training by a method other than LoRA"):
+        to_job(reading(tmp_path, f"{METHOD} --finetune_method ia3", sft_py=program.format("lora")), SETS)

@@ -74,7 +74,8 @@ def _found(name: str, nearby: NearbyFiles) -> tuple[str, Path | None, str]:
     imported = (re.search(rf"\b(\w+) as {re.escape(name)}\b", text) for _, text in texts)
     own = next((found[1] for found in imported if found), name)
     defined = re.compile(rf"^def {re.escape(own)}\(", re.MULTILINE)
-    return own, *next(((file, text) for file, text in texts if defined.search(text)), (None, ""))
+    file, text = next(((file, text) for file, text in texts if defined.search(text)), (None, ""))
+    return own, file, text
 
 
 def _chosen(said: dict[str, Any]) -> str:

@@ -29,6 +29,11 @@ _VISIBLE = re.compile(
 )
 _PATH = re.compile(r"\s*(?:readlink\s+-[ef]|realpath)\s+\"?([^-|;&<>\n\"'][^|;&<>\n\"']*?)\"?\s*")
 """A path, whose links are not followed."""
+_WHICH = re.compile(
+    r"\s*(?:which|command\s+-v)\s+"
+    r"(accelerate|axolotl|composer|deepspeed|litgpt|llamafactory-cli|megatron|python3?|swift|torchrun|tune|xtuner)\s*"
+)
+"""The path of an installed command that trains or launches: $(which swift); that of any other says what is installed."""
 _MOST_NUMBERS = 1000
 
 
@@ -56,6 +61,8 @@ def simple_output(expand: _WithText, inner: str, line: int, shown: str) -> str |
     if listed := _PARTS.fullmatch(inner):
         text = expand.text(listed[1], line)
         return str(text.count(",") + 1) if scope.known(text) else None
+    if command := _WHICH.fullmatch(inner):
+        return command[1]
     if path := _PATH.fullmatch(inner):
         return expand.text(path[1], line)
     visible = scope.get("CUDA_VISIBLE_DEVICES") if _VISIBLE.fullmatch(inner) else None
