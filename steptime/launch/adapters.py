@@ -8,6 +8,7 @@ from typing import Any
 
 from steptime.launch.figures import Figures
 from steptime.launch.job_keys import text_of
+from steptime.launch.keys import GivenKey, KeyTable
 from steptime.model.lora import EVERY, MLP, QKV
 
 PARTLY = "partial training by a method other than LoRA: every weight is counted as trained"
@@ -15,6 +16,10 @@ DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp32": "fp32",
 """Words for the dtype of loaded weights."""
 OWN_SWITCHES = frozenset({"use_lora", "use_qlora", "do_lora", "train_lora", "enable_lora", "train_mode"})
 """Switches of custom programs, which have their own rank and targets by default."""
+METHODS = frozenset(
+    {"lora", "qlora", "dora", "adalora", "pissa", "loraplus", "prefix", "ptuning", "prompt_tuning", "ia3"}
+)
+"""Words of methods that train few weights, as programs of one's own call them."""
 NAMES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in EVERY},
     **dict.fromkeys(("all", "all-linear", "all_linear", "true", "*_proj"), EVERY),
@@ -59,11 +64,33 @@ def lora_section(said: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[dic
     return {"rank": figures["rank"], "targets": targets, "dropout": figures["dropout"] or 0.0}, unknown
 
 
+def switch_of(key: str, value: Any, table: KeyTable) -> str:
+    """The key of the table for an option of a program of one's own that names a method of fine-tuning (`own_methods`).
+
+    >>> from steptime.launch.keys import load_table
+    >>> [switch_of("tuning_mode", word, load_table("transformers")) for word in ("lora", "full")]
+    ['use_peft', 'tuning_mode']
+    """
+    names = table.raw.get("own_methods")
+    named = names and str(value).lower() in METHODS and re.fullmatch(names, key.rpartition(".")[2])
+    return "use_peft" if named else key
+
+
+def switched(given: list[GivenKey], table: KeyTable) -> list[GivenKey]:
+    """The keys, where one names such a method with the key of the table; a switch that it has besides stays."""
+    if any(item.key == "use_peft" for item in given):
+        return given
+    return [item._replace(key=switch_of(item.key, item.value, table)) for item in given]
+
+
 def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
     """Note what is the trainer's default; a custom program has its own, and a launcher none: they are asked for."""
-    unsaid = [name for name in ("rank", "targets") if said[name] is None]
+    asked = found.keys.left_open
+    unsaid = [name for name in ("rank", "targets") if said[name] is None and f"model.lora.{name}" not in asked]
     framework = found.keys.table.framework
     own = next((item.name for item in found.keys.given if item.name in OWN_SWITCHES), "")
+    if found.keys.table.raw.get("own_methods") and str(found.get(found.switch())).lower() in METHODS:
+        own = found.keys.names.get("use_peft", "the method of its program")
     if unsaid and (own or not usual.keys() >= {*unsaid}):
         why_not = f"{own} is not an argument of {framework}" if own else f"{framework} has no default"
         for name in unsaid:

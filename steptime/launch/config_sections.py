@@ -30,7 +30,7 @@ def of_section(tree: dict[str, Any], table: KeyTable) -> dict[str, Any]:
 
 def of_subcommand(script: Script, table: KeyTable) -> dict[str, Any]:
     """The subcommand of a trainer's own launcher, and its first word where that is no option (litgpt finetune_lora MODEL)."""
-    if not (named := table.raw.get("subcommand")) or script.launchers or script.program.endswith(".py"):
+    if not (named := table.raw.get("subcommand")) or {*script.launchers} - {"srun"} or script.program.endswith(".py"):
         return {}
     first = next((word.text for word in script.arguments[:1] if not word.text.startswith("-")), None)
     return {named["key"]: script.program} | ({named["first"]: first} if first else {})

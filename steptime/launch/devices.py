@@ -80,7 +80,7 @@ def of_a_run(text: str) -> dict[str, str]:
 
 
 _NAMED = re.compile(
-    r"(?<![\dA-Za-z])(?<!\d[-_])(\d{1,5})(?:[-_]?gpus?|x(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE
+    r"(?<![\dA-Za-z])(?<!\d[-_])(\d{1,5})(?:[-_]?gpus?|x[-_]?(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE
 )
 
 
@@ -89,6 +89,8 @@ def of_name(name: str) -> int | None:
 
     >>> of_name("llama3_32b_8_gpus.toml"), of_name("llama3_70b-16xb200-16k.toml"), of_name("llama3_8b.toml")
     (8, 16, None)
+    >>> of_name("deepseek_v3_10b_4x_a100_40GB.toml")
+    4
     """
     counts = {int(count) for count in _NAMED.findall(name.rpartition("/")[2])}
     return counts.pop() if len(counts) == 1 else None

@@ -25,28 +25,32 @@ from steptime.launch.torchtitan.job_config import read_torchtitan
 
 _FLOAT8 = "-fp8"
 """The end of a model's file that adds torchao's float8 to the one without it."""
+_DEFAULTS = ("training", "parallelism", "activation_checkpoint", "compile", "primus_turbo")
+"""Sections whose defaults are read from the file of them in the repository of the job."""
+_OF_TURBO = ("enable_primus_turbo", "use_turbo_attention", "use_classic_attention")
+"""Those of the section primus_turbo: the others are of experts and of converters, which few jobs have."""
 _NAMED = ("name", "flavor")
 """Keys of the section `model` that say which model of torchtitan it is; the job's own win over its model's file."""
 
 
 def read_over_torchtitan(
-    path: str, overrides: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles | None
+    path: str, trainer: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles | None
 ) -> Reading:
-    """The job of `overrides`, which hold sections of torchtitan's config, with the model's file `name`.
+    """The job of the overrides of `trainer`, which hold sections of torchtitan's config, with the model's file `name`.
 
     Raises:
         ConfigError: as `read_torchtitan`, or an unknown model.
     """
     table = load_table("primus").raw
-    tree: dict[str, Any] = {key: dict(section) for key, section in overrides.items() if isinstance(section, dict)}
-    older = "batch_size" in tree.get("training", {})
-    for key, value in table["older_torchtitan" if older else "torchtitan"].items():
+    said_by = trainer.get("overrides") or {}
+    tree: dict[str, Any] = {key: dict(section) for key, section in said_by.items() if isinstance(section, dict)}
+    for key, value in _defaults(str(trainer.get("config", "")), tree, table, nearby).items():
         section, _, word = key.partition(".")
         tree[section] = {word: value} | tree.get(section, {})
     own = {key: value for key, value in tree.get("model", {}).items() if value is not None}
     file = _titan_model(path, name, table, own, sets, nearby)
     said = file | own
-    model = _classic(said, tree["primus_turbo"], table)
+    model = _classic(said, tree.get("primus_turbo", {}), table)
     if model is None and all(said.get(key) == file.get(key) for key in _NAMED):
         model = preset_of(name.removesuffix(_FLOAT8))
     shown = own | {key: said[key] for key in (*_NAMED, "converters") if said.get(key)}
@@ -135,7 +139,7 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
         )
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     if framework == "torchtitan":
-        return read_over_torchtitan(path, overrides, name, env, sets, nearby)
+        return read_over_torchtitan(path, trainer, name, env, sets, nearby)
     preset = preset_of(name)
     both = _model_file(f"{name}.yaml", env, nearby) | overrides
     said = {key: str(value) for key, value in flatten(both).items() if value is not None}
@@ -148,6 +152,19 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
 def _filled(text: str, env: Env) -> str:
     """The text with ${NAME:default} replaced by the variable or the default."""
     return re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text)
+
+
+def _defaults(
+    file: str, tree: Mapping[str, Any], table: Mapping[str, Any], nearby: NearbyFiles | None
+) -> Mapping[str, Any]:
+    """Key -> the default: of the `file` of the module in the job's repository, else of the version whose words the job uses."""
+    text = nearby.text(f"primus/configs/modules/torchtitan/{file}") if nearby and file else None
+    if text is None:
+        return table["older_torchtitan" if "batch_size" in tree.get("training", {}) else "torchtitan"]  # type: ignore[no-any-return]
+    said = parse_mapping(text, file)
+    sections = {name: said[name] for name in _DEFAULTS if isinstance(said.get(name), dict)}
+    keys = [(name, key) for name, section in sections.items() for key in section]
+    return {f"{name}.{key}": sections[name][key] for name, key in keys if name != "primus_turbo" or key in _OF_TURBO}
 
 
 def _model_file(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from steptime.base.document import parse_mapping
 from steptime.launch.config_values import constants_of, syntax_of
 from steptime.launch.keys import GivenKey
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_setup import last_name, sets_up_adapters
+from steptime.launch.program_setup import last_name, quantizes, sets_up_adapters
 from steptime.launch.program_values import Argument, Expression, name_of, solved, value_of
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
@@ -106,8 +106,12 @@ def _cut_to(tree: ast.Module) -> dict[str, Any]:
 def _model(tree: ast.Module) -> dict[str, Any]:
     r"""The repository of the one model that a program loads: a literal, a constant of the module, or one of its arguments.
 
+    SFTTrainer loads the model whose name it is given.
+
     >>> _model(ast.parse("NAME = 'a/b'\nm = AutoModelForCausalLM.from_pretrained(NAME, dtype='auto')"))
     {'model_name_or_path': 'a/b'}
+    >>> _model(ast.parse("t = SFTTrainer(model='a/b')")), _model(ast.parse("t = SFTTrainer(model=model)"))
+    ({'model_name_or_path': 'a/b'}, {})
     """
     constants = {name: node.value for name, node in constants_of(tree).items() if isinstance(node, ast.Constant)}
     loads = [
@@ -120,7 +124,18 @@ def _model(tree: ast.Module) -> dict[str, Any]:
         and last_name(node.func.value).endswith("ForCausalLM")
     ]
     names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else value_of(arg) for arg in loads]
+    given = (keyword for node in ast.walk(tree) if _is_trainer(node) for keyword in node.keywords)
+    names += [name for arg in given if arg.arg == "model" and isinstance(name := _literal(arg.value, constants), str)]
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
+
+
+def _is_trainer(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and last_name(node.func) == "SFTTrainer"
+
+
+def _literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
+    """The value of a literal, or of a constant of the module."""
+    return constants.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
 
 
 _STARTED = {
@@ -160,6 +175,8 @@ def _checkpointing(tree: ast.Module) -> dict[str, Any]:
     return {"gradient_checkpointing": values[0]} if values and all(value == values[0] for value in values) else {}
 
 
+_OF_PEFT = {"lora_r": 8, "lora_dropout": 0.0}
+"""What LoraConfig leaves unsaid (peft lora/config.py)."""
 _COSTLY = {
     "per_device_train_batch_size": "data.microbatch_sz",
     "gradient_accumulation_steps": "data.gbs",
@@ -168,6 +185,7 @@ _COSTLY = {
     "gradient_checkpointing": "performance.activation_checkpointing_type",
     "optim": "performance.optimizer",
 }
+_OF_ADAPTERS = {"lora_r": "model.lora.rank", "lora_target_modules": "model.lora.targets"}
 
 
 def left_to_code(
@@ -180,17 +198,17 @@ def left_to_code(
     >>> left_to_code("TrainingArguments(gradient_accumulation_steps=n // 2, bf16=args.bf16)", "a.py", {"bf16": True}, set())
     {'data.gbs': 'gradient_accumulation_steps is set by the code of a.py; add --set data.gbs=N'}
     """
-    found = dict[str, str]()
+    found, costly = dict[str, str](), _COSTLY | (_OF_ADAPTERS if _sets_up_lora(code) else {})
     for key, value in passed_in(code).items():
         own = {key, *defaults, *known}  # the trainer's own argument has the trainer's default
         known_value = solved(value, {**defaults, **(given or {})}) is not None
         has = value.name in own if isinstance(value, Argument) else known_value
         counted = key == "gradient_accumulation_steps" and "global_batch_size" in known
-        if key in _COSTLY and not has and key not in known and not counted:
-            found[_COSTLY[key]] = key
+        if key in costly and not has and key not in known and not counted:
+            found[costly[key]] = key
     found |= {"data.gbs": found["data.microbatch_sz"]} if "data.microbatch_sz" in found else {}
     value = {"performance.precision": "NAME", "performance.activation_checkpointing_type": "full"}
-    value |= {"performance.optimizer": "adamw"}
+    value |= {"performance.optimizer": "adamw", "model.lora.targets": "[q_proj,v_proj]"}
     return {
         plan: f"{key} is set by the code of {program}; add --set {plan}={value.get(plan, 'N')}"
         for plan, key in found.items()
@@ -214,6 +232,11 @@ def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
     ]
 
 
+def _sets_up_lora(code: str) -> bool:
+    """Whether a program puts LoRA on its model in any case, and loads none."""
+    return sets_up_adapters(code) and "LoraConfig(" in code and "PeftModel.from_pretrained(" not in code
+
+
 def of_program(
     code: str, defaults: Mapping[str, Any], known: set[str], given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -226,12 +249,11 @@ def of_program(
     for key, value in passed_in(code).items():
         said = solved(value, defaults if isinstance(value, Argument) else {**defaults, **(given or {})})
         found |= {key: said} if said is not None else {}
-    if (
-        sets_up_adapters(code)
-        and "PeftModel.from_pretrained(" not in code
-        and found.keys() >= {"lora_r", "lora_target_modules"}
-    ):
-        return found | {"use_peft": True}
+    if quantizes(code) == "4":
+        found["load_in_4bit"] = True
+    if _sets_up_lora(code):
+        unsaid = {key: value for key, value in _OF_PEFT.items() if key not in passed_in(code)}
+        return {**unsaid, **found, "use_peft": True}
     adapts = {"use_peft", "lora_r"} & known
     return {key: value for key, value in found.items() if adapts or key not in PASSED["LoraConfig"].values()}
 

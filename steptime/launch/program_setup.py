@@ -88,27 +88,52 @@ def _asked(node: ast.AST, above: dict[ast.AST, ast.AST], tree: ast.Module, of: r
     return False
 
 
-def quantizes(code: str) -> bool:
-    r"""Whether a training program quantizes the weights that it loads unconditionally.
+def quantizes(code: str) -> str:
+    r"""The bits to which a training program quantizes the weights that it loads, unconditionally: "4", or "8"; else "".
 
+    What a BitsAndBytesConfig has by expressions, or none of the calls takes, counts as 8 bits, which no plan expresses.
+
+    >>> quantizes("m = f(quantization_config=BitsAndBytesConfig(load_in_4bit=True))")
+    '4'
     >>> quantizes("q = BitsAndBytesConfig(load_in_4bit=True)"), quantizes("if args.use_qlora:\n q = BitsAndBytesConfig()")
-    (True, False)
+    ('8', '')
     >>> code = "m = LlamaForCausalLM.from_pretrained(name, load_in_8bit=True)"
     >>> quantizes(code), quantizes(f"if args.use_int8_training:\n  print()\n  {code}")
-    (True, False)
+    ('8', '')
     """
     asked = re.search(r"\bif\b[^\n]*(?:4_?bit|8_?bit|qlora|quant|bits)|--\w*(?:qlora|bit|quant)", code, re.IGNORECASE)
     if asked or not re.search(r"\bBitsAndBytesConfig\(|\bload_in_[48]bit=True\b", code):
-        return False
+        return ""
     tree = syntax_of(code)
     above = _above(tree)
-    loads = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and _in_bits(node)]
-    return any(not _asked(node, above, tree, _BITS) for node in [*_calls(tree, "BitsAndBytesConfig"), *loads])
+    said = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and _in_bits(node)]
+    loads = [*_calls(tree, "BitsAndBytesConfig"), *(node.value for node in said)]
+    if all(_asked(node, above, tree, _BITS) for node in loads):
+        return ""
+    taken = re.search(r"\bquantization_config\b", code) or not re.search(r"\bBitsAndBytesConfig\(", code)
+    return "4" if taken and {node.arg for node in said} == {"load_in_4bit"} else "8"
 
 
 def _in_bits(node: ast.keyword) -> bool:
     """load_in_8bit=True, load_in_4bit=True."""
     return bool(node.arg and re.fullmatch("load_in_[48]bit", node.arg)) and getattr(node.value, "value", None) is True
+
+
+_MORE = {
+    "modules_to_save": "weights trained in full in addition to adapters",
+    "use_dora": "DoRA: LoRA is counted",
+}
+"""Argument of LoraConfig -> what it adds to adapters."""
+
+
+def _of_adapters(code: str) -> set[str]:
+    """The arguments of LoraConfig that a program gives other values than None, False or an empty list.
+
+    >>> _of_adapters("c = LoraConfig(r=8, use_dora=False, modules_to_save=['lm_head'])") - {"r"}
+    {'modules_to_save'}
+    """
+    given = [keyword for call in _calls(syntax_of(code), "LoraConfig") for keyword in call.keywords]
+    return {word.arg for word in given if word.arg and ast.unparse(word.value) not in {"None", "False", "[]"}}
 
 
 def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:
@@ -117,9 +142,11 @@ def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:
     `given`, `own`: keys of its command and configs, and those that its code gives.
     """
     by = "set up by its code"
-    found = [f"quantized weights, {by}"] if quantizes(code) and not {"load_in_4bit", "load_in_8bit"} & given else []
+    quantized = quantizes(code) and not {"load_in_4bit", "load_in_8bit"} & {*given, *own}
+    found = [f"quantized weights, {by}"] if quantized else []
     if not sets_up_adapters(code):
         return [*found, f"frozen weights, {by}"] if _freezes(code) else found
+    found += [f"{_MORE[name]}, {by}" for name in _MORE if name in _of_adapters(code)]
     told = "use_peft" in own or any(key.startswith(("lora_", "use_peft", "peft_")) for key in given)
     return found if told else [*found, f"adapters over frozen weights, {by}"]
 

@@ -64,7 +64,7 @@ _MARKS = {
         r"^from megatron\.bridge\b|import_module\(f?.megatron\.bridge|^(?:import|from) nemo(?:_run\b|\.collections import llm$)|"
         r"\A(?=[\s\S]*^train:)(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
         r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\b\w+/(?:setup_experiment|run_script)|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
-        r"\A(?![\s\S]*^language_model:)[\s\S]*^encoder_seq_length:|(?:^|[\s'\"])nemo llm pretrain\b"
+        r"\A(?![\s\S]*^language_model:)[\s\S]*^encoder_seq_length:|(?:^|[\s'\"])nemo llm (?:pretrain|finetune)\b"
     ),
     "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:" + _DS_KEYS + r")\"\s*:",
 }

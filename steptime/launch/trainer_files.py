@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
+from steptime.launch.adapters import switch_of
 from steptime.launch.config_sections import (
     BY_README,
     costly,
@@ -116,7 +117,7 @@ def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dic
 
     The precision of DeepSpeed-Chat's programs is in its utils/ds_utils.py (microsoft/DeepSpeedExamples).
     """
-    named = {spelled(name, table): value for name, value in said.defaults.items()}
+    named = {switch_of(spelled(name, table), value, table): value for name, value in said.defaults.items()}
     if "get_train_ds_config(" in said.code and nearby is not None:
         code = re.sub(r"#.*", "", nearby.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)

@@ -122,6 +122,8 @@ LIGER = {"norm_impl": "fused", "rope_impl": "fused", "activation_impl": "fused"}
 """Kernels that Liger replaces (linkedin/Liger-Kernel@ead96b61 src/liger_kernel/transformers/monkey_patch.py)."""
 _UNFUSED = {"eager", "aot_eager", "aot_ts_nvfuser"}
 """Backends that trace the model and leave its kernels as they are."""
+_OFF = {"none", "", "false", "0", "0.0", "1"}
+"""Values with which an option of the table's `own_loss` has no loss of its own; 1 rank of sequence_parallel_size."""
 _ATTENTION = re.compile(r"flash_?att|attn_impl")
 
 
@@ -149,10 +151,17 @@ def put_kernels(found: Figures, config: dict[str, Any]) -> None:
 def put_model_kernels(found: Figures, config: dict[str, Any]) -> None:
     """Put the kernels that depend on the model: those of NeMo AutoModel, and Liger's loss.
 
-    Liger's head and loss are one function that takes a part of the tokens at a time.
+    Liger's head and loss are one function that takes a part of the tokens at a time. A trainer with a loss of its own, which an
+    option of the table's `own_loss` switches on, takes the labels from the model.
     """
     put_backend(found, config)
     if not found.on("@liger"):
+        return
+    own = found.keys.table.raw.get("own_loss", [])
+    if named := next(
+        (item for item in found.keys.given if item.key in own and str(item.value).lower() not in _OFF), None
+    ):
+        found.keys.becomes(named.key, "performance.loss_impl: a loss of all logits, not Liger's")
         return
     hidden, vocab = (model_field(config["model"] or {}, field) for field in ("hidden_sz", "vocab_sz"))
     if isinstance(hidden, int) and isinstance(vocab, int):

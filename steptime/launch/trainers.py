@@ -14,7 +14,7 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.adapters import put_adapters
+from steptime.launch.adapters import put_adapters, switched
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys
@@ -46,7 +46,7 @@ def read_trainer(
     program = program_of(path, text, dict(env or {}), sets, nearby) if kind == "olmo" else None
     table = load_table("olmo_core" if program else kind.replace("-", "_"))
     found = program or said_in(path, text, table, dict(env or {}), nearby)
-    given = renamed_with(read_keys(plainly(found.keys, table), table), table, found.code)
+    given = switched(renamed_with(read_keys(plainly(found.keys, table), table), table, found.code), table)
     own = own_defaults(found, table, nearby)
     defaults = defaults_with(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
@@ -101,6 +101,8 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
+                if why := (keys.table.raw.get("approximated_words") or {}).get(key, {}).get(keys.get(key)):
+                    keys.approximate(key, why)
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
         self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
         """What the file is, if it is only how a job is launched."""

@@ -190,6 +190,26 @@ def test_devices_of_a_launchers_default_are_told(tmp_path: Path) -> None:
     assert (plan["parallelism"]["dp"], plan.get("notes") or []) == (8, [])
 
 
+STARTED = "#!/bin/bash\nMORE=' train.global_batch_size=32 \n   model.tensor_model_parallel_size=2 '\n"
+STARTED += "CMD='run_recipe.py --recipe llama3_8b_pretrain_config --peft_scheme none'\n"
+
+
+@pytest.mark.parametrize("filters", [r"tr '\n' ' ' | sed 's/  \+/ /g'", "tr '\\n' ' ' | tr -s ' '", "xargs"])
+def test_words_that_a_script_puts_in_one_line(tmp_path: Path, filters: str) -> None:
+    """8 devices over tp 2 and the recipe's cp 2: 2 ranks; no adapters are those of the recipe itself."""
+    run = f'CMD="$CMD $(echo "$MORE" | {filters})"\ntorchrun --nnodes 1 --nproc_per_node 8 $CMD\n'
+    plan = written(tmp_path, "run.sh", STARTED + run).config
+    assert (plan["data"]["gbs"], plan["parallelism"]["tp"], plan["parallelism"]["dp"]) == (32, 2, 2)
+
+
+def test_words_of_run_recipe_that_are_not_known(tmp_path: Path) -> None:
+    """They may set anything over the recipe; the value of a folder's option may not."""
+    run = "torchrun --nnodes 1 --nproc_per_node 8 $CMD --save_dir $OUT $(cat words.txt)\n"
+    (line,) = asked(tmp_path, "run.sh", STARTED + run)
+    assert "$(cat words.txt)" in line
+    assert written(tmp_path, "run.sh", STARTED + run.replace(" $(cat words.txt)", "")).config["data"]["gbs"] == 512
+
+
 def test_a_program_that_starts_no_config_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("from megatron.bridge import AutoBridge\n")
     (line,) = asked(tmp_path, "run.sh", "#!/bin/bash\ntorchrun --nproc_per_node 2 run.py --size 3\n")
@@ -214,3 +234,13 @@ def test_a_size_that_a_recipe_computes_is_asked_for(tmp_path: Path) -> None:
         written(tmp_path, "own.py", text.replace("of(3)", "2048").replace("of(4)", "2")).config["data"]["seqlen"]
         == 2048
     )
+
+
+def test_a_recipe_that_a_module_imports_under_another_name(tmp_path: Path) -> None:
+    """Recipes of 2026 are named after their devices; the module of the older names imports them from there."""
+    written(tmp_path, "src/megatron/bridge/recipes/own/h100/own.py", BENCHMARK)
+    alias = "from megatron.bridge.recipes.own.h100.own import own_8b_pretrain_8gpu_h100_fp8cs_config as own_8b_config\n"
+    (tmp_path / "src/megatron/bridge/recipes/own/own.py").write_text(alias)
+    script = "#!/bin/bash\ntorchrun --nnodes 1 --nproc_per_node 8 run_recipe.py --recipe own_8b_config\n"
+    plan = written(tmp_path, "my/run.sh", script).config
+    assert (plan["model"], plan["data"]["gbs"], plan["parallelism"]["dp"]) == ("llama3-8b", 128, 8)

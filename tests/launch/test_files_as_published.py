@@ -131,6 +131,7 @@ torchrun --nnodes 2 --nproc_per_node 4 examples/language-modeling/run_clm.py \\
 """
     plan = written(tmp_path, "run.sh", text).config
     model = plan["model"]
+    assert written(tmp_path, "run.sh", text.replace("--model_type", "--config_name")).config["model"] == model
     assert (model["n_layers"], model["hidden_sz"], model["n_q_heads"], model["vocab_sz"]) == (24, 1024, 16, 50257)
     assert (plan["data"]["seqlen"], plan["data"]["gbs"], plan["parallelism"]["dp"]) == (1024, 32, 8)
 

@@ -86,7 +86,7 @@ def test_without_accelerates_config_large_states_are_asked_for(tmp_path: Path) -
     assert to_job(written(tmp_path, "small.yaml", small), SETS).parallelism.dp == 8
 
 
-def test_adapters_that_only_the_code_sets_up_are_refused(tmp_path: Path) -> None:
+def test_adapters_that_only_the_code_sets_up(tmp_path: Path) -> None:
     script = """\
         #!/bin/bash
         torchrun --nproc_per_node 4 ../src/train_own.py --model_name_or_path Qwen/Qwen2.5-7B --bf16 True \\
@@ -95,8 +95,8 @@ def test_adapters_that_only_the_code_sets_up_are_refused(tmp_path: Path) -> None
     program = tmp_path / "src" / "train_own.py"
     program.parent.mkdir()
     program.write_text("model = get_peft_model(model, LoraConfig(r=8))\n", encoding="utf-8")
-    (line,) = asked(tmp_path, "scripts/run.sh", script)
-    assert line.startswith("train_own.py: adapters over frozen weights, set up by its code; not modeled")
+    lora = written(tmp_path, "scripts/run.sh", script).config["model"]["lora"]
+    assert (lora["rank"], lora["targets"]) == (8, ["q_proj", "v_proj"])  # peft's targets of Qwen2
     program.write_text("if args.use_lora:\n    model = get_peft_model(model, LoraConfig(r=8))\n", encoding="utf-8")
     assert "lora" not in written(tmp_path, "scripts/run.sh", script).config["model"]
 

@@ -223,7 +223,7 @@ BAD = [
      ("run.sh: line 1 launches pretrain_gpt.py, which is not a Megatron-LM training script; $ALL has no "
       "value; write ALL=... before the command")),
     (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size: required key is missing"),
-    ("python train.py --lr 1",
+    ("python train.py --lr=$LR",
      ("run.sh: line 1 launches train.py, which is of no framework that is read; "
       "write a plan with its settings, or name its framework with --from KIND")),
     ("deepspeed --num_gpus 8 train.py --model_id google/gemma-3-12b-it --vision_model_id own --batch_size 4096 --use_deepspeed",

@@ -118,6 +118,14 @@ def test_litgpt_command(tmp_path):
     assert "sequence length unknown" in problems(tmp_path, "run.sh", text.replace("--train.max_seq_length 2048", ""))
 
 
+def test_litgpt_command_that_slurm_starts(tmp_path):
+    """Slurm starts one process for each device, and litgpt is told both numbers: 2 nodes of 4."""
+    command = "srun litgpt finetune_full meta-llama/Llama-3.2-3B --devices 4 --num_nodes 2 --train.max_seq_length 2048"
+    text = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n{command}\n"
+    found = job(tmp_path, "run.sh", text)
+    assert (found.model.hidden_sz, found.parallelism.dp, found.data.microbatch_sz) == (3072, 8, 1)
+
+
 def test_litgpt_adapter_methods_other_than_lora_are_an_error(tmp_path):
     text = "litgpt finetune_adapter_v2 meta-llama/Llama-3.2-3B --devices 1 --train.max_seq_length 512\n"
     assert "partial training by a method other than LoRA" in problems(tmp_path, "run.sh", text)
@@ -289,6 +297,15 @@ def test_maxtext_weights_in_bf16(tmp_path):
         job(tmp_path, "q.yml", text.replace("weight_dtype: bfloat16", "weight_dtype: float32")).performance.param_dtype
         == "fp32"
     )
+
+
+@pytest.mark.parametrize(("policy", "noted"), [("full", False), ("save_qkv_proj", True), ("save_out_proj", True)])
+def test_maxtext_policies_that_save_a_projection_are_said_to_be_counted_without(tmp_path, policy, noted):
+    text = 'base_config: "base.yml"\nmodel_name: "qwen3-14b"\nper_device_batch_size: 2\nmax_target_length: 4096\n'
+    text += f"hardware: gpu\nici_fsdp_parallelism: 8\nremat_policy: {policy}\n"
+    found = job(tmp_path, "run.yml", text)
+    assert found.performance.activation_checkpointing_type == "full"
+    assert any(f"remat_policy {policy}" in note for note in found.notes) is noted
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_setting_under_a_test_that_is_not_decided_is_not_taken(tmp_path: Path)
 
 
 def test_a_class_of_a_preset_with_other_sizes(tmp_path: Path) -> None:
-    """Qwen2Config1P5B has 28 layers; what the program sets over them counts."""
+    """Qwen3Config600M has 28 layers; what the program sets over them counts."""
     old = PROGRAM[PROGRAM.index("llm.GPTConfig(") : PROGRAM.index(")\n        model")]
-    plan = written(tmp_path, "run.py", PROGRAM.replace(old, "llm.Qwen2Config1P5B(num_layers=2")).config
-    assert plan["model"] == {"preset": "qwen2.5-1.5b", "n_layers": 2}
+    plan = written(tmp_path, "run.py", PROGRAM.replace(old, "llm.Qwen3Config600M(num_layers=2")).config
+    assert plan["model"] == {"preset": "qwen3-0.6b", "n_layers": 2}

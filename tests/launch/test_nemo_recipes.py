@@ -67,7 +67,7 @@ def test_nemos_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("llama3_8b", "own_8b", "recipe own_8b is not known"),
+        ("llama3_8b", "own_8b", "recipe own_8b of pretrain is not known"),
         ("num_nodes=nodes", "performance_mode=True", "performance_mode of recipe llama3_8b is not known"),
     ],
 )
@@ -127,11 +127,9 @@ def test_a_recipe_that_the_main_part_of_a_program_keeps(tmp_path: Path) -> None:
     assert plan["notes"] == ["arguments of the program that are not given have its defaults"]
 
 
-def test_a_tokenizer_that_is_not_known_and_a_recipe_for_fine_tuning(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_not_known(tmp_path: Path) -> None:
     (line,) = asked(tmp_path, "run.py", MAIN.replace("GPT2BPETokenizer", "own"))
     assert line == "vocabulary size unknown (tokenizer own); add --set model.vocab_sz=N"
-    (line,) = asked(tmp_path, "run.py", MAIN.replace("pretrain_recipe", "finetune_recipe"))
-    assert line == "a fine-tuning recipe of NeMo is not known; give the log that prints the job's config"
 
 
 @pytest.mark.parametrize(
@@ -223,3 +221,63 @@ def test_classes_of_sizes_alone(name: str, billions: float) -> None:
 )
 def test_classes_by_their_names(name: str, preset: str) -> None:
     assert class_preset(name) == preset
+
+
+FINE_TUNING = """\
+    import nemo_run as run
+    from nemo.collections import llm
+
+    def main():
+        recipe = llm.{name}.finetune_recipe(name="own", num_nodes=1, num_gpus_per_node=8{more})
+        recipe.trainer.max_steps = 100
+        run.run(recipe, executor=run.LocalExecutor())
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def test_fine_tuning_by_a_recipe(tmp_path: Path) -> None:
+    """llama3_8b: adapters of rank 8 at tp 1, states on every rank; every weight at tp 2, states shared by 4 ranks.
+
+    SquadDataModule of 128 sequences of 2,048 (finetune_default.py), or of the length that the recipe is given.
+    """
+    adapters = written(tmp_path, "own.py", FINE_TUNING.format(name="llama3_8b", more="")).config
+    assert adapters["model"]["lora"]["rank"] == 8
+    assert {key: adapters["parallelism"][key] for key in ("tp", "dp", "zero_level")} == {
+        "tp": 1,
+        "dp": 8,
+        "zero_level": 0,
+    }
+    assert adapters["data"] == {"gbs": 128, "microbatch_sz": 1, "seqlen": 2048}
+    more = ', peft_scheme="none", seq_length=4096'
+    full = written(tmp_path, "own.py", FINE_TUNING.format(name="llama3_8b", more=more)).config
+    assert "lora" not in full["model"]
+    assert {key: full["parallelism"][key] for key in ("tp", "dp", "zero_level")} == {"tp": 2, "dp": 4, "zero_level": 1}
+    assert full["data"]["seqlen"] == 4096
+    assert full["performance"]["overlap"]["dp"] is False  # Megatron's DDP as it is
+
+
+def test_fine_tuning_on_the_command_line(tmp_path: Path) -> None:
+    """NeMo's Qwen2.5 0.5B has a head of its own: 2 x 151,936 x 896 + 24 layers; its LoRA has NeMo's rank, 32."""
+    script = "#!/bin/bash\nnemo llm finetune --factory qwen25_500m trainer.devices=2 data.global_batch_size=16\n"
+    plan = written(tmp_path, "run.sh", script).config
+    assert (plan["model"]["lora"]["rank"], plan["model"]["tie_embeddings"], plan["model"]["qkv_bias"]) == (
+        32,
+        False,
+        True,
+    )
+    assert (plan["parallelism"]["dp"], plan["data"]["gbs"]) == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("own_8b", "", "recipe own_8b of finetune is not known"),
+        ("llama3_8b", ', peft_scheme="dora"', "peft_scheme dora of recipe llama3_8b: adapters other than LoRA"),
+        ("llama3_8b", ", packed_sequence=True", "packed_sequence of recipe llama3_8b is not known"),
+    ],
+)
+def test_what_is_not_known_of_fine_tuning_is_told(tmp_path: Path, name: str, more: str, said: str) -> None:
+    (line,) = asked(tmp_path, "own.py", FINE_TUNING.format(name=name, more=more))
+    assert line.startswith(said)

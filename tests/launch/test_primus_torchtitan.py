@@ -162,3 +162,28 @@ def test_products_that_checkpointing_is_told_to_recompute():
         reading = read_primus("job.yaml", text.replace("WHAT", what), {}, SETS)
         statuses[what] = next(flag.status for flag in reading.flags if flag.name == key)
     assert statuses == {"moe.router.gate": "used", "feed_forward.w1": "approximated"}
+
+
+OLDER = """
+includes: [../module_base.yaml]
+training: {batch_size: 1, seq_len: 8192, compile: false, dataset: c4}
+activation_checkpoint: {mode: selective, selective_ac_option: op}
+primus_turbo: {enable_primus_turbo: true}
+experimental: {custom_args_module: primus.backends.torchtitan.config_extension}
+"""
+
+
+def test_defaults_of_the_repository_of_the_job(tmp_path):
+    """The file that `config` names in the job's checkout: of an older version, one sequence of 8,192 per device."""
+    text = JOB.replace("MODEL", "llama3.1_8B")
+    bare = text[: text.index("      training:")]
+
+    def data(nearby):
+        job = to_job(read_primus("job.yaml", bare, {}, SETS, nearby), SETS)
+        return job.data.microbatch_sz, job.data.seqlen, job.software.kernels.compile
+
+    assert data(None) == data(NearbyFiles(tmp_path)) == (8, 2048, "all")
+    folder = tmp_path / "primus/configs/modules/torchtitan"
+    folder.mkdir(parents=True)
+    (folder / "pre_trainer.yaml").write_text(OLDER, encoding="utf-8")
+    assert data(NearbyFiles(tmp_path)) == (1, 8192, "none")

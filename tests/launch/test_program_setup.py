@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,72 @@ def test_a_model_that_labels_sequences_is_no_model_of_text(tmp_path: Path, kind:
         reading(tmp_path, COMMAND, train_py=program)
     both = program + "other = AutoModelForCausalLM.from_pretrained(name)\n"
     assert reading(tmp_path, COMMAND, train_py=both).config["parallelism"]["dp"] == 8
+
+
+QLORA = """
+bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", quantization_config=bnb)
+peft_config = LoraConfig(r=32, lora_alpha=8{more})
+trainer = SFTTrainer(model, args=TrainingArguments(per_device_train_batch_size=2, bf16=True), peft_config=peft_config)
+"""
+
+
+def test_adapters_over_weights_in_4_bits_that_the_code_sets_up(tmp_path: Path) -> None:
+    """peft gives queries and values adapters where no targets are named, and takes rank 8 and no dropout by default."""
+    found = reading(tmp_path, COMMAND, train_py=QLORA.format(more=""))
+    lora = to_job(found, SETS).model.lora
+    assert lora is not None
+    assert (lora.rank, list(lora.targets), lora.dropout, lora.base_dtype) == (32, ["q_proj", "v_proj"], 0.0, "nf4")
+    least = to_job(reading(tmp_path, COMMAND, train_py=QLORA.format(more="").replace("r=32, ", "")), SETS).model.lora
+    assert least is not None
+    assert least.rank == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (", modules_to_save=['lm_head']", "weights trained in full in addition to adapters"),
+        (", use_dora=True", "DoRA: LoRA is counted"),
+    ],
+)
+def test_what_else_the_code_of_adapters_sets_up_is_refused(tmp_path: Path, more: str, why: str) -> None:
+    found = reading(tmp_path, COMMAND, train_py=QLORA.format(more=more))
+    with pytest.raises(ConfigError, match=rf"train\.py: {why}, set up by its code; not modeled"):
+        to_job(found, SETS)
+
+
+def test_targets_that_the_code_computes_are_asked_for(tmp_path: Path) -> None:
+    found = reading(tmp_path, COMMAND, train_py=QLORA.format(more=", target_modules=find_all_linear_names(model)"))
+    fix = "lora_target_modules is set by the code of train.py; add --set model.lora.targets=[q_proj,v_proj]"
+    assert found.left_open == {"model.lora.targets": fix}
+    lora = to_job(found, SETS | {"model.lora.targets": ["k_proj"]}).model.lora
+    assert lora is not None
+    assert (lora.rank, list(lora.targets)) == (32, ["k_proj"])
+
+
+METHOD = "torchrun --nproc_per_node=8 sft.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 --max_length 2048"
+METHOD += " --per_device_train_batch_size 1 --gradient_accumulation_steps 1"
+
+
+@pytest.mark.parametrize("option", ["--peft_method lora", "--tuning_mode LoRA", "--method qlora", "--adapter=lora"])
+def test_a_method_that_a_program_of_ones_own_takes_is_no_training_of_every_weight(tmp_path: Path, option: str) -> None:
+    """Whatever the program calls it: its rank and its targets are its own."""
+    name, word = re.split("[ =]", option.removeprefix("--"))
+    found = reading(tmp_path, f"{METHOD} {option}")
+    why = f"({name} is not an argument of Hugging Face Trainer)"
+    assert (found.left_open or {}).keys() == {"model.lora.rank", "model.lora.targets"}
+    assert all(why in said for said in (found.left_open or {}).values())
+    lora = to_job(reading(tmp_path, f"{METHOD} {option} --lora_r 4 --target_modules q_proj"), SETS).model.lora
+    assert lora is not None
+    assert (lora.rank, list(lora.targets)) == (4, ["q_proj"])
+    assert (lora.base_dtype == "nf4") == (word == "qlora")
+
+
+def test_such_a_method_by_the_default_of_its_program(tmp_path: Path) -> None:
+    """argparse's default counts where the command has no such option; of a method other than LoRA, or of every weight, too."""
+    program = 'p.add_argument("--finetune_method", default="{}")\n'
+    found = reading(tmp_path, METHOD, sft_py=program.format("lora"))
+    assert (found.left_open or {}).keys() == {"model.lora.rank", "model.lora.targets"}
+    assert to_job(reading(tmp_path, METHOD, sft_py=program.format("full")), SETS).model.lora is None
+    with pytest.raises(ConfigError, match="partial training by a method other than LoRA"):
+        to_job(reading(tmp_path, f"{METHOD} --finetune_method ia3", sft_py=program.format("lora")), SETS)

@@ -181,7 +181,7 @@ def test_nothing_of_a_recipe_runs(repository, tmp_path):
     ("name", "preset"),
     [
         ("Qwen25Config7B", "qwen2.5-7b"),
-        ("Qwen2Config1P5B", "qwen2.5-1.5b"),
+        ("Qwen25Config3B", "qwen2.5-3b"),
         ("MixtralConfig8x7B", "mixtral-8x7b"),
         ("MistralSmall3Config24B", "mistral-small-24b"),
         ("MistralNeMoConfig123B", "mistral-large-123b"),
@@ -224,10 +224,18 @@ def test_a_function_that_looks_at_the_machine_is_told_and_not_followed(tmp_path)
     assert any("choose(cfg.model)" in note and "what it sets is not read" in note for note in job.notes)
 
 
+def test_small_qwen_of_nemo_has_a_head_of_its_own(repository):
+    """NeMo 2's qwen2.py shares no embeddings below 3 billion parameters, where Hugging Face's models do; Megatron-Bridge does."""
+    (repository / "nemo.py").write_text(NEMO.replace("Llama3Config8B", "Qwen2Config1P5B"), encoding="utf-8")
+    model = read("nemo", f"{repository / 'nemo.py'}:pretrain_recipe", HARDWARE).config["model"]
+    assert (model["hidden_sz"], model["vocab_sz"], model["tie_embeddings"]) == (1536, 151936, False)
+
+
 @pytest.mark.parametrize(
     ("provider", "model"),
     [
         ("Qwen2ModelProvider7B", "qwen2.5-7b"),
+        ("Qwen25ModelProvider500M", "qwen2.5-0.5b"),
         ("NemotronHModel8BProvider", "nemotron-h-8b"),
         ("DeepSeekV2LiteModelProvider", "deepseek-v2-lite"),
         ("Qwen3MoEModelProvider30B_A3B", "qwen3-30b-a3b"),

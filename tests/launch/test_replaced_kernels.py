@@ -119,3 +119,22 @@ def test_megatrons_own_layers_are_not_compiled():
     text = script("--deepspeed", "--deepspeed_config ds.json", "--zero-stage 1", launch="deepspeed --num_gpus 8")
     found = read_megatron("run.sh", text, {}, None, Files(ENGINE | DEEP))
     assert "DeepCompile" in [flag.note for flag in found.of("unmodeled")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "impl"),
+    [
+        ("swift", "loss_type: channel_loss", None),
+        ("swift", "enable_channel_loss: false", "fused"),
+        ("swift", "sequence_parallel_size: 1", "fused"),
+        ("llamafactory", "use_dft_loss: true", None),
+        ("transformers", "label_smoothing_factor: 0.1", None),
+        ("transformers", "label_smoothing_factor: 0.0", "fused"),
+    ],
+)
+def test_a_loss_of_the_trainer_goes_before_ligers(kind: str, option: str, impl: str | None) -> None:
+    """The trainer takes the labels from the model, whose fused head and loss then only make logits; the norms stay Liger's."""
+    methods = "tuner_type: full\nfinetuning_type: full\ncutoff_len: 4096\nmax_length: 4096\n"
+    text = f"{FILE}{option}\nuse_liger_kernel: true\n{methods}"
+    sections = read_trainer(kind, "job.yaml", text, {}, SETS).config["performance"]
+    assert (sections.get("loss_impl"), sections["norm_impl"]) == (impl, "fused")

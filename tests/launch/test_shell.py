@@ -361,6 +361,7 @@ def test_sums_of_other_commands():
     assert words('D=/a/b\ntorchrun t.py $(readlink -f "${D}") $(realpath $D/c)') == ["/a/b", "/a/b/c"]
     assert words('N=4\ntorchrun t.py $(expr 32 / $N / 2) $(echo "$N * 2" | bc) `expr $N + 1`') == ["4", "8", "5"]
     assert words("torchrun t.py $(expr 7 / 2)") == ["3"]
+    assert words("torchrun t.py $(which swift) $(command -v tune)") == ["swift", "tune"]
 
 
 @pytest.mark.parametrize(

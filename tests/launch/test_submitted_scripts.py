@@ -149,6 +149,19 @@ def test_values_missing_from_a_script_that_is_written_first_are_asked_for(tmp_pa
     assert error.value.problems == [f"{run}: line 2: $LAYERS, $MBS have no value; {fix}"]
 
 
+def test_a_script_without_an_extension_that_is_written_and_submitted(tmp_path):
+    """By its first line a script; sbatch is given the name in a variable, and reads the headers: 2 nodes of 8 over tp 4."""
+    run = tmp_path / "run.sh"
+    run.write_text(
+        "name=job\ncat >$name <<EOD\n#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
+        f"srun python pretrain_gpt.py {FLAGS} --bf16 --tensor-model-parallel-size $TP\nEOD\nsbatch $name\n"
+    )
+    with pytest.raises(ConfigError, match=r"\$TP has no value"):
+        job_of(run)
+    run.write_text(run.read_text().replace("$TP", "4"))
+    assert (job_of(run).parallelism.tp, job_of(run).parallelism.dp) == (4, 4)
+
+
 @pytest.mark.parametrize(
     ("headers", "command", "devices"),
     [
@@ -177,3 +190,14 @@ def test_a_file_of_variables_asks_for_what_reads_them(tmp_path, first, asks):
     with pytest.raises(ConfigError) as error:
         read_script(run.read_text(), str(run), {}, None)
     assert error.value.problems[0].endswith(asks)
+
+
+@pytest.mark.parametrize(
+    "command", ["torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py", "accelerate launch train.py"]
+)
+def test_words_that_a_command_prints_are_noted(command):
+    """They may be any option; what a command prints for an option's value is that option's."""
+    script = read_script(f"{command} --a 1 $(python make.py) --name $(date +%s)", "run.sh")
+    assert [note for note in script.notes if "empty" in note] == [
+        "line 1: $(python make.py) in line 1 is a command, and commands are not run: taken as empty"
+    ]

@@ -350,3 +350,81 @@ def test_a_flavor_of_the_fork_whose_key_the_file_has(tmp_path):
     path.write_text(JOB.format(flavor="32B"))
     with pytest.raises(ConfigError, match="unknown flavor of llama3"):
         read("torchtitan", str(path), HARDWARE)
+
+
+@pytest.mark.parametrize(("given", "reshards"), [("False", False), ("option == 'always'", True)])
+def test_a_fork_whose_code_shards_blocks_without_the_option(tmp_path: Path, given: str, reshards: bool) -> None:
+    """A constant given to fully_shard() of each block goes before the option; what the option decides is the default's, True."""
+    at = tmp_path / "torchtitan" / "models" / "llama3"
+    (at / "infra").mkdir(parents=True)
+    (at / "infra" / "parallelize.py").write_text(
+        "def apply_fsdp(model, option):\n    for block in model.layers.values():\n"
+        f"        fully_shard(block, reshard_after_forward={given})\n    fully_shard(model, reshard_after_forward=False)\n"
+    )
+    config = at / "job.toml"
+    config.write_text(JOB.format(flavor="8B"))
+    found = to_job(read("torchtitan", str(config), HARDWARE), HARDWARE)
+    assert found.parallelism.fsdp is not None
+    assert found.parallelism.fsdp.reshard_after_forward is reshards
+    assert any("reshard_after_forward False, from" in note for note in found.notes) is not reshards
+
+
+@pytest.mark.parametrize(("flavor", "layers", "entries"), [("7B", 30, 32000), ("1B", 18, 40000)])
+def test_a_flavor_of_llama_2_that_a_fork_has(tmp_path: Path, flavor: str, layers: int, entries: int) -> None:
+    """One that it changes has the vocabulary of torchtitan's, one of its own says it; not Llama 3's in the file."""
+    at = tmp_path / "torchtitan" / "models" / "llama"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text(
+        'llama2_configs = {\n    "7B": ModelArgs(dim=4096, n_layers=30, n_heads=32),\n'
+        '    "1B": ModelArgs(dim=2048, n_layers=18, n_heads=16, vocab_size=40000),\n}\n'
+        'llama3_configs = {"7B": ModelArgs(dim=1024, n_layers=3, n_heads=8)}\n'
+    )
+    config = tmp_path / "job.toml"
+    config.write_text(OF_FAMILY.format("llama2", flavor, "batch_size = 1\ndata_parallel_degree = 8"))
+    sets = HARDWARE | {"devices": 8}
+    model = to_job(read("torchtitan", str(config), sets), sets).model
+    assert (model.n_layers, model.vocab_sz) == (layers, entries)
+
+
+DEEPSEEK = """
+deepseekv3_configs = {{
+    "5B": DeepSeekV3ModelArgs(
+        vocab_size=1000, dim=512, inter_dim=1536, moe_inter_dim=256, n_layers=9, n_dense_layers=1, n_heads=8,
+        moe_args=MoEArgs(num_experts=16, num_shared_experts=2, top_k=4, score_func="softmax", route_norm=False{more}),
+        q_lora_rank=0, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64, mscale=0.7,
+    ),
+}}
+"""
+
+
+def test_a_flavor_of_deepseek_that_a_fork_has(tmp_path: Path) -> None:
+    """Its devices are those of the file's name; an argument that is not known leaves the flavor unknown."""
+    at = tmp_path / "torchtitan" / "models" / "deepseek_v3"
+    at.mkdir(parents=True)
+    (at / "__init__.py").write_text(DEEPSEEK.format(more=""))
+    config = at / "deepseek_5b_4x_a100.toml"
+    config.write_text(OF_FAMILY.format("deepseek_v3", "5B", "local_batch_size = 2"))
+    found = to_job(read("auto", str(config), HARDWARE), HARDWARE)
+    model = found.model
+    assert (model.n_layers, model.hidden_sz, model.inter_sz, model.n_q_heads, model.vocab_sz) == (9, 512, 1536, 8, 1000)
+    assert model.moe is not None
+    moe = (model.moe.n_experts, model.moe.expert_inter_sz, model.moe.experts_per_token, model.moe.n_shared_experts)
+    assert moe == (16, 256, 4, 2)
+    assert (model.attention.kind, model.attention.kv_lora_rank, model.attention.q_lora_rank) == ("mla", 128, None)
+    assert found.parallelism.dp == 4
+    (at / "__init__.py").write_text(DEEPSEEK.format(more=", num_expert_groups=2"))
+    with pytest.raises(ConfigError, match=r"unknown flavor of deepseek_v3 \(got '5B'\)"):
+        read("auto", str(config), HARDWARE)
+
+
+def test_the_model_of_transformers_that_a_job_names(tmp_path: Path) -> None:
+    """torchtitan/experiments/transformers_modeling_backend: flavor full is the repository's model."""
+    config = tmp_path / "full.toml"
+    job = OF_FAMILY.format("transformers_modeling_backend", "full", "local_batch_size = 2")
+    config.write_text(f'{job}[hf_transformers]\nmodel = "Qwen/Qwen3-4B"\n')
+    found = to_job(read("torchtitan", str(config), HARDWARE), HARDWARE)
+    assert (found.model.name, found.model.n_layers) == ("qwen3-4b", 36)
+    assert any(note.startswith("approximated: model.name") for note in found.notes)
+    config.write_text(config.read_text().replace("full", "debugmodel"))
+    with pytest.raises(ConfigError, match="unknown model"):
+        read("torchtitan", str(config), HARDWARE)

@@ -46,7 +46,8 @@ def of_no_framework(keys: JobKeys, script: Script | None, words: list[Word]) -> 
     if any(map(is_other_model, keys.assumed_flags)):
         raise ConfigError(refusals(keys.source, keys.assumed_flags))
     named = {item.name.lstrip("-").replace("-", "_") for item in keys.given}
-    if script is not None and _is_foreign(script.program) and not _blank(words) and not _TELLING & named:
+    open_ = [word for word in words if not word.text.startswith("-")]  # which may be flags
+    if script is not None and _is_foreign(script.program) and not _blank(open_) and not _TELLING & named:
         runs = f"line {script.line} launches {script.program}, which is of no framework that is read"
         fix = "write a plan with its settings, or name its framework with --from KIND"
         raise ConfigError(f"{keys.source}: {runs}; {fix}")

@@ -134,7 +134,8 @@ def _from_words(
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node
-        keys.notes += still_true([*script.launched(), *script.notes], sets)
+        told_here = still_true([*script.launched(), *script.notes], sets)
+        keys.notes += [note for note in told_here if note not in keys.notes]
         if outside := from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:

@@ -103,13 +103,13 @@ def _run_partial(
     base = BASE.search(str(tree.get(CLASS)))
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {GIVE_LOG}")
-    own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
+    own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS) and key != "peft"]
     plain = with_own_class(path, text, by_target(tree), sets)
     if isinstance(trainer := plain.get("trainer"), dict) and isinstance(trainer.get("devices"), str):
         plain["trainer"] = {key: value for key, value in trainer.items() if key not in {"devices", "num_nodes"}}
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
-        plain = over_recipe(path, base[1], plain)
+        plain = over_recipe(path, base[1], plain, base[2])
         put_vocabulary(path, plain, sets)
     reading = read_two(NemoConfig(path, plain, None, sets, ""))
     if function == FUNCTION:

@@ -24,6 +24,9 @@ from steptime.launch.shell.script import Script
 STARTERS = ("run_recipe.py", "setup_experiment.py", "run_script.py", "bootstrap.py")
 """Programs of scripts/training and scripts/performance that start a recipe by name."""
 
+_PLAIN = {"mode": {"pretrain", "sft", "finetune"}, "peft_scheme": {"none"}}
+"""Option -> values with which the recipe stays as it is."""
+
 
 def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Reading:
     """A recipe that a script starts with run_recipe.py --recipe NAME section.key=value, or by model, devices and precision.
@@ -38,6 +41,9 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     program = script.program.rpartition("/")[2]
     at, submits = f"{path}: line {script.line}", program != STARTERS[0]
+    for word, last in zip(script.arguments, ["", *(word.text for word in script.arguments)], strict=False):
+        if word.unresolved and "=" not in word.text and (not last.startswith("-") or "=" in last):  # no option's value
+            raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write the value into the script')}")
     devices, notes = stated(script, sets), still_true(script.notes, sets)
     older = submits and is_workload(said)
     if submits:
@@ -50,7 +56,8 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     recipe = workload(at, said, devices) if older else _recipe(at, said, nearby, table)
     costless = {*table["without_cost"], *(table["submitting"] if submits else ())}
     said = {options.get(key, key): value for key, value in said.items() if key not in costless}
-    said.pop("mode" if said.get("mode") in {"pretrain", "sft", "finetune"} else "", None)
+    for key, plain in _PLAIN.items():
+        said.pop(key if str(said.get(key)).lower() in plain else "", None)
     if other := [key for key in said if "." not in key]:
         raise ConfigError(f"{at}: --{min(other)} of {program} is not read; {GIVE_LOG}")
     before = _degrees(recipe.tree)
@@ -72,6 +79,8 @@ def _recipe(at: str, said: dict[str, Any], nearby: NearbyFiles, table: dict[str,
     given = str(said.pop("recipe", ""))
     name = given or _chosen(said)
     texts = [(file, read_nearby(file)) for file in _modules(nearby) if is_readable(file)]
+    imported = (re.search(rf"\b(\w+) as {re.escape(name)}\b", text) for _, text in texts)
+    name = next((found[1] for found in imported if found), name)
     other = re.escape(name).replace(f"_{count}gpu_", r"_\d+gpu_", 1)
     for pattern in dict.fromkeys((re.escape(name), other)):
         found = [

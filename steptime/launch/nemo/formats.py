@@ -110,7 +110,7 @@ def _of_script(path: str, script: Script, nearby: NearbyFiles | None) -> tuple[d
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
     flags = flags_of([word.text.lstrip("+") for word in script.arguments if not _is_blank_file(word)])
     if script.program == "llm":
-        return of_command_line(path, flags), ""
+        return of_command_line(path, "".join(word.text for word in script.arguments[:1]), flags), ""
     said = dict(flags)
     stage = next((name for name in _STAGES if name in said), "")
     if script.program.endswith("/main.py") and stage:  # NeMo's launcher, with one of its own configs

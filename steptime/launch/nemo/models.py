@@ -165,7 +165,9 @@ def model_of(section: Any) -> tuple[str | None, dict[str, Any]]:
     given = [name for name in section.get("_args_", []) if isinstance(name, str)]
     provider = str(section.get(CLASS)).rpartition(".")[2]
     named = re.sub(r"(?:Model)?Provider$", "", re.sub(r"(?:Model)?Provider(?=\d)|Model(?=\d)", "Config", provider))
-    fields = {f"model.{key}": value for key, value in classes().get(named, {}).items()}
+    # qwen_provider.py: heads as Hugging Face's models have them, unlike NeMo 2's classes
+    sizes = {} if named.startswith("Qwen2") else classes().get(named, {})
+    fields = {f"model.{key}": value for key, value in sizes.items()}
     presets = (preset_of(name) for name in given)
     return next((found for found in (*presets, None if fields else class_preset(named)) if found), None), fields
 

@@ -21,7 +21,7 @@ from steptime.launch.vocabulary import entries_of
 
 FUNCTION = "_job"
 """Name of the function that `as_function` adds."""
-_RECIPE = "pretrain_recipe"
+_RECIPES = ({"pretrain_recipe"}, {"finetune_recipe"})
 _SWITCHES = {"store_true": True, "store_false": False}
 """Action of an argument -> its value where it is given."""
 _READ = (ast.Assign, ast.AnnAssign, ast.If, ast.Expr)
@@ -33,7 +33,7 @@ def as_function(path: str, text: str) -> str:
     Of the main part only the statements on which the recipe depends are kept, and its arguments have their defaults.
 
     Raises:
-        ConfigError: it fine-tunes by one of the recipes, or sets the recipe in a loop, by setattr or the like.
+        ConfigError: it sets the recipe in a loop, by setattr or the like.
     """
     module = syntax_of(text)
     for body in main_parts(module):
@@ -43,10 +43,6 @@ def as_function(path: str, text: str) -> str:
                 what = "sets the recipe in a way that is not read"
                 raise ConfigError(f"{path}: line {other.lineno} {what}; give the log that prints the job's config")
             return with_function(text, arguments_of(module), kept, name)
-    if ".finetune_recipe" in text:
-        raise ConfigError(
-            f"{path}: a fine-tuning recipe of NeMo is not known; give the log that prints the job's config"
-        )
     return ""
 
 
@@ -69,7 +65,7 @@ def main_parts(module: ast.Module) -> Iterator[list[ast.stmt]]:
 def _kept_in(node: ast.stmt) -> str:
     """The variable to which a statement assigns a recipe."""
     plain = isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-    calls = plain and any(dotted(part)[-1:] == [_RECIPE] for part in ast.walk(node) if isinstance(part, ast.expr))
+    calls = plain and any({*dotted(part)[-1:]} in _RECIPES for part in ast.walk(node) if isinstance(part, ast.expr))
     return (
         node.targets[0].id if calls and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else ""
     )

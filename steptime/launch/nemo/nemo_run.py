@@ -106,9 +106,10 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
     raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")
 
 
-BASE = re.compile(r"(?:^|\.)(\w+)\.pretrain_recipe$")
-"""A call of a recipe, as programs write it: llm.llama3_8b.pretrain_recipe."""
-_TUNED = "performance_mode"
+BASE = re.compile(r"(?:^|\.)(\w+)\.(pretrain|finetune)_recipe$")
+"""A call of a recipe, as programs write it: llm.llama3_8b.pretrain_recipe; its model, and what it does."""
+_TUNED = ("performance_mode", "packed_sequence")
+"""Arguments with which recipes have settings that the table does not have."""
 
 
 def of_first_releases(text: str) -> str:
@@ -127,7 +128,8 @@ def base_function(text: str) -> str:
     found = [
         function.name
         for function in functions
-        if ".pretrain_recipe" in ast.unparse(function) and isinstance(function.body[-1], ast.Return)
+        if re.search(r"\.(?:pretrain|finetune)_recipe\b", ast.unparse(function))
+        and isinstance(function.body[-1], ast.Return)
     ]
     return found[0] if len(found) == 1 else ""
 
@@ -155,30 +157,48 @@ def by_target(node: Any) -> Any:
     return {key: by_target(item) for key, item in node.items() if key not in {CALL, CALLED}}
 
 
-def over_recipe(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's config with its arguments (num_nodes, num_gpus_per_node) and the sections set over it.
+_ARGUMENTS = {
+    "num_nodes": "trainer.num_nodes", "num_gpus_per_node": "trainer.devices", "seq_length": "data.seq_length",
+}  # fmt: skip
+"""Arguments of recipes -> what they set."""
+
+
+def over_recipe(path: str, name: str, said: Mapping[str, Any], kind: str = "pretrain") -> dict[str, Any]:
+    """A recipe's config with its arguments and the sections set over it.
 
     Raises:
-        ConfigError: the recipe is not known, or has settings for performance that are not.
+        ConfigError: the recipe is not known, or has settings for performance, or adapters, that are not.
     """
     table = table_file("nemo2_recipes")
-    if name not in table["recipes"]:
-        known = near(name, table["recipes"])
-        raise ConfigError(f"{path}: recipe {name} is not known{known}; give the log that prints the job's config")
-    if said.get(_TUNED) not in (None, False):
-        raise ConfigError(f"{path}: {_TUNED} of recipe {name} is not known; give the log that prints the job's config")
+    recipes = table["recipes"] if kind == "pretrain" else table["finetune"]["recipes"]
+    give = "give the log that prints the job's config"
+    if name not in recipes:
+        raise ConfigError(f"{path}: recipe {name} of {kind} is not known{near(name, recipes)}; {give}")
+    if tuned := next((key for key in _TUNED if said.get(key) not in (None, False)), ""):
+        raise ConfigError(f"{path}: {tuned} of recipe {name} is not known; {give}")
     tree: dict[str, Any] = deepcopy(table["all"])
-    for key, value in table["recipes"][name].items():
+    settings: dict[str, Any] = recipes[name]
+    if kind == "finetune":
+        tree["trainer"]["strategy"].pop("ddp")  # of which the recipe says nothing
+        method = str(said.get("peft_scheme", "lora")).lower()
+        if method not in {"none", "lora"}:
+            raise ConfigError(
+                f"{path}: peft_scheme {method} of recipe {name}: adapters other than LoRA are not modeled; {give}"
+            )
+        own = {key: value for key, value in settings.items() if key not in {"full", "lora"}}
+        settings = table["finetune"]["all"] | own | (settings.get("full" if method == "none" else method) or {})
+        tree |= {"peft": {"_target_": "nemo.collections.llm.peft.LoRA"}} if method == "lora" else {}
+    for key, value in settings.items():
         put(tree, table["names"][key], value)
-    for argument, key in (("num_nodes", "trainer.num_nodes"), ("num_gpus_per_node", "trainer.devices")):
+    for argument, key in _ARGUMENTS.items():
         if said.get(argument) is not None:
             put(tree, key, said[argument])
-    sections = {key: item for key, item in said.items() if key in {"trainer", "model", "data", "optim"}}
+    sections = {key: item for key, item in said.items() if key in {"trainer", "model", "data", "optim", "peft"}}
     return merged(tree, {key: item for key, item in sections.items() if isinstance(item, dict)}, CLASS)
 
 
-def of_command_line(path: str, flags: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The config of `nemo llm pretrain --factory "NAME(num_nodes=2)" trainer.devices=8 ...`.
+def of_command_line(path: str, kind: str, flags: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The config of `nemo llm pretrain --factory "NAME(num_nodes=2)" trainer.devices=8 ...`; `kind`: pretrain, or finetune.
 
     Raises:
         ConfigError: it names no recipe that is known.
@@ -186,12 +206,10 @@ def of_command_line(path: str, flags: list[tuple[str, Any]]) -> dict[str, Any]:
     factory = str(next((value for key, value in flags if key == "factory"), ""))
     called = re.fullmatch(r"(\w+)(?:\((.*)\))?", factory, re.DOTALL)
     if called is None:
-        raise ConfigError(
-            f"{path}: nemo llm pretrain without --factory NAME; give the log that prints the job's config"
-        )
+        raise ConfigError(f"{path}: nemo llm {kind} without --factory NAME; give the log that prints the job's config")
     arguments = re.findall(r"(\w+)\s*=\s*([^,]+)", called[2] or "")
     said: dict[str, Any] = {key: scalar(value.strip("'\" ")) for key, value in arguments}
     for key, value in flags:
         if "." in key:
             put(said, key, value)
-    return over_recipe(path, called[1], said)
+    return over_recipe(path, called[1], said, kind)

@@ -103,7 +103,7 @@ def write_file(expand: Expander, node: Simple, nearby: NearbyFiles) -> None:
         return
     name = expand.text(node.to.text, node.line)
     last = PurePosixPath(expand.scope.shown(name)).name
-    if expand.scope.known(text) or last.endswith((".sh", ".sbatch", ".slurm")):
+    if expand.scope.known(text) or last.endswith((".sh", ".sbatch", ".slurm")) or text.startswith("#!"):
         nearby.written[last] = text
 
 

@@ -11,6 +11,11 @@ _SUM = re.compile(r"\s*expr\s+([^|;&<>\n]+)|\s*echo\s+\"?([^|;&<>\n\"]+)\"?\s*\|
 """Whole-number arithmetic by other commands: $(expr 32 / $GPUS), $(echo "$A * $B" | bc)."""
 _CUT = re.compile(r"\s*echo\s+([^|;&<>\n]+?)\s*\|\s*cut\s+-d\s*(['\"]?)(.)\2\s+-f\s*(\d{1,3})\s*")
 """One of the parts of a text: $(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)."""
+_SPACED = re.compile(
+    r"\s*echo\s+(\"[^\"|;&<>]*\"|\$\{?\w+\}?)"
+    r"(?:\s*\|\s*(?:tr\s+['\"]\\n['\"]\s+['\"] ['\"]|tr\s+-s\s+['\"] ['\"]|sed\s+['\"]s/ +\\?[+*]/ /g['\"]|xargs))+\s*"
+)
+"""A text in one line, with one space between its words: $(echo "$OPTIONS" | tr '\\n' ' ' | sed 's/  \\+/ /g')."""
 _SEQ = re.compile(r"\s*seq\s+(?!-)([^|;&<>()\n]+?)\s*")
 _ARGUMENT = r"\s*echo\s+\"?([^-|;&<>\n\"'][^|;&<>\n\"']*?)\"?\s*\|\s*"
 _PARTS = re.compile(
@@ -24,6 +29,11 @@ _VISIBLE = re.compile(
 )
 _PATH = re.compile(r"\s*(?:readlink\s+-[ef]|realpath)\s+\"?([^-|;&<>\n\"'][^|;&<>\n\"']*?)\"?\s*")
 """A path, whose links are not followed."""
+_WHICH = re.compile(
+    r"\s*(?:which|command\s+-v)\s+"
+    r"(accelerate|axolotl|composer|deepspeed|litgpt|llamafactory-cli|megatron|python3?|swift|torchrun|tune|xtuner)\s*"
+)
+"""The path of an installed command that trains or launches: $(which swift); that of any other says what is installed."""
 _MOST_NUMBERS = 1000
 
 
@@ -35,11 +45,15 @@ def simple_output(scope: Scope, fill: Fill, inner: str, shown: str) -> str | Non
         text = fill(cut[1])
         parts = text.split(cut[3])
         return parts[int(cut[4]) - 1] if scope.known(text) and 0 < int(cut[4]) <= len(parts) else None
+    if spaced := _SPACED.fullmatch(inner):
+        return " ".join(fill(spaced[1]).split())
     if seq := _SEQ.fullmatch(inner):
         return _numbers(fill(seq[1]).split())
     if listed := _PARTS.fullmatch(inner):
         text = fill(listed[1])
         return str(text.count(",") + 1) if scope.known(text) else None
+    if command := _WHICH.fullmatch(inner):
+        return command[1]
     if path := _PATH.fullmatch(inner):
         return fill(path[1])
     visible = scope.get("CUDA_VISIBLE_DEVICES") if _VISIBLE.fullmatch(inner) else None

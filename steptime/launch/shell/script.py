@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 from steptime.base.config import ConfigError
@@ -204,8 +205,19 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
         line=launch.command.line,
         unclear=size.unclear,
         alone=not launch.launchers and not variables.keys() & COUNTS,
-        notes=(*found.notes, *([taken(size.devices, size.default)] if size.devices and size.default else [])),
+        notes=(
+            *found.notes,
+            *([taken(size.devices, size.default)] if size.devices and size.default else []),
+            *_of_commands(words[launch.at :]),
+        ),
     )
+
+
+def _of_commands(words: list[Word]) -> Iterator[str]:
+    """A line for each word of the program that is what a command prints, which may be any option, or nothing."""
+    for before, word in pairwise(words):
+        if re.fullmatch(r"(?s)\$\(.*\)|`.*`", word.text) and word.unresolved and not before.text.startswith("-"):
+            yield f"line {word.line}: {word.unresolved[0].why}: taken as empty"
 
 
 def variables_of(nearby: NearbyFiles | None) -> dict[str, str]:

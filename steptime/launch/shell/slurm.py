@@ -92,7 +92,8 @@ def length_of(scope: Scope, name: str, values: list[Value], line: int) -> str:
 
 def submitted(scope: Scope, nearby: NearbyFiles, own: str, words: list[Value]) -> str:
     """The other script that sbatch is given, with the variables that Slurm sets in its job; "" where it is not found."""
-    name = next((word.text for word in words if word.text.endswith((".sh", ".slurm", ".sbatch"))), "")
+    named = (word.text for word in words)
+    name = next((word for word in named if word.endswith((".sh", ".slurm", ".sbatch")) or word in nearby.written), "")
     text = nearby.text(name) if name else None
     if text is None or name.endswith(own):
         return ""

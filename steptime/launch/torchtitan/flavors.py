@@ -21,6 +21,7 @@ from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.own_flavors import (
     flat_sizes,
     nested_sizes,
+    own_deepseek,
     own_qwen3,
     own_vocabulary,
     own_width,
@@ -99,9 +100,11 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     listed = dict(table[family][base]) if base in flavors else _of_its_fork(keys, family, flavor)
     if of_function and listed is not None:
         listed |= table["changed_in_functions"].get(family, {}).get(base, {})
-    if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
+    if family in {"llama2", "llama3"} and (own := _of_registry(keys, family, flavor, listed)):
         return own
     if family == "qwen3" and (own := own_qwen3(keys, flavor, listed)):
+        return own
+    if family == "deepseek_v3" and listed is None and (own := own_deepseek(keys, flavor)):
         return own
     renamed = {item.name for item in keys.given if item.name != item.key} - _LATER
     if family in {"llama3", "llama4"} and flavor == "debugmodel" and renamed:
@@ -112,7 +115,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         known = near(flavor, flavors)
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
-    return listed | (_registry_sizes(keys, family, flavor, listed) if family != "llama3" else {})
+    return listed | (_registry_sizes(keys, family, flavor, listed) if family not in {"llama2", "llama3"} else {})
 
 
 def _of_its_fork(keys: JobKeys, family: str, flavor: str) -> dict[str, Any] | None:
@@ -142,19 +145,25 @@ def _registry_sizes(keys: JobKeys, family: str, flavor: str, listed: dict[str, A
 
 
 def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
-    """The model that a key of a fork names instead of a flavor (flame: model.config); None where there is none.
+    """The model that a key names instead of a flavor: of a fork (flame: model.config), or of transformers; None without one.
+
+    pytorch/torchtitan v0.2.1 torchtitan/experiments/transformers_modeling_backend: flavor full has the repository's own sizes.
 
     Raises:
         ConfigError: it names none of the presets.
     """
-    if {"model.name", "model.flavor"} & keys.values.keys():
+    backend = keys.get("model.name") == "transformers_modeling_backend" and keys.get("model.flavor") == "full"
+    if {"model.name", "model.flavor"} & keys.values.keys() and not backend:
         return None
-    own = next((item for item in keys.given if item.key in {"model.config", "model.model_name_or_path"}), None)
+    named = {"hf_transformers.model"} if backend else {"model.config", "model.model_name_or_path"}
+    own = next((item for item in keys.given if item.key in named), None)
     if own is None:
         return None
     if (preset := preset_of(str(own.value))) is None:
         raise keys.error(own.key, f"not among the presets (got {show(own.value)}); add --set model=NAME")
     keys.becomes(own.key, "model")
+    if backend:
+        keys.approximate("model.name", "modules of transformers: torchtitan's of the same sizes are counted")
     return {"preset": preset}
 
 
@@ -162,7 +171,7 @@ _UNSET = re.compile(r"vocab_size: int = -1\b")
 """Of releases whose models take their vocabulary from the tokenizer."""
 
 
-def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict[str, Any] | None:
+def _of_registry(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any] | None) -> dict[str, Any] | None:
     """A flavor of Llama's in the registry of the fork that the config lies in; None where there is none of literal sizes.
 
     `listed`: the flavor of that name in torchtitan itself, returned where both are the same; its vocabulary is that of a flavor
@@ -170,10 +179,11 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
 
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
-    usual = own_vocabulary(keys) if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
+    of_tokenizer = own_vocabulary(keys) if family == "llama3" else {}
+    usual = of_tokenizer if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     nearby = keys.nearby or NearbyFiles()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
-        config = registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
+        config = registered(nearby.text(f"{folder}/__init__.py") or "", flavor, family)
         of_tests = flavor == "debugmodel" and _UNSET.search(nearby.text(f"{folder}/model.py") or "")
         known = _of_test_tokenizer(keys, nearby) if of_tests else usual
         nested = nested_sizes(config)
@@ -205,7 +215,7 @@ def _own(
     """The flavor of those sizes, with a note where it is not the `listed` one; None where sizes are missing."""
     if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
         return None
-    if (own := _by_name(flavor, _sizes(keys.source, said))) != listed:
+    if (own := _same(listed, _sizes(keys.source, said))) != listed:
         keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
     return own
 
@@ -262,7 +272,11 @@ def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
 
 def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:
     """The flavor's own section where it is the same model."""
-    own = models()["llama3"].get(flavor)
+    return _same(models()["llama3"].get(flavor), model)
+
+
+def _same(own: dict[str, Any] | None, model: dict[str, Any]) -> dict[str, Any]:
+    """A flavor's section in place of a model that is the same."""
     if own is None:
         return model
     named, read = (build(Model, read_model(section)) for section in (own, model))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from steptime.base.config import ConfigError, build
-from steptime.job.edit import read_model
+from steptime.job.edit import put, read_model
 from steptime.launch.config_functions import read_function
 from steptime.launch.config_values import CLASS, constants_of, literal, syntax_of
 from steptime.launch.job_keys import JobKeys
@@ -27,20 +27,20 @@ _OTHER = frozenset({
     *("rope_backend", "lm_head", "mask_type", "attn_mask_type", "fuse_qkv", "max_seq_len"),
 })  # fmt: skip
 """Arguments that follow from the sizes, or change none."""
-_REGISTRIES = ("llama3_configs", "llama3_args")
-"""Names of Llama 3's registry beside those of other models in one module."""
 _FLAVOR = "_flavor"
 
 
-def registered(code: str, flavor: str) -> dict[str, Any]:
+def registered(code: str, flavor: str, family: str = "llama3") -> dict[str, Any]:
     """What a module's registry has under a flavor, or the function there returns, as nested mappings; empty where it is not read.
+
+    `family`: its registry is taken from a module that has those of other models too.
 
     >>> registered('c = {"1B": Model.Config(dim=64, attention=A.Config(n_heads=4))}', "1B")
     {'_class_': 'Model.Config', 'dim': 64, 'attention': {'_class_': 'A.Config', 'n_heads': 4}}
     """
     tree = syntax_of(code)
     constants = constants_of(tree)
-    within = next((constants[name] for name in _REGISTRIES if name in constants), tree)
+    within = next((constants[name] for name in (f"{family}_configs", f"{family}_args") if name in constants), tree)
     dicts = (node for node in ast.walk(within) if isinstance(node, ast.Dict))
     pairs = (pair for node in dicts for pair in zip(node.keys, node.values, strict=True))
     said = next((value for key, value in pairs if literal(key) == flavor), None)
@@ -178,3 +178,85 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
             return listed
     keys.notes.append(f"model {flavor}, from {file}")
     return section
+
+
+_DEEPSEEK = {
+    "vocab_size": "vocab_sz", "dim": "hidden_sz", "inter_dim": "inter_sz", "n_layers": "n_layers", "n_heads": "n_q_heads",
+    "moe_inter_dim": "moe.expert_inter_sz", "n_dense_layers": "moe.n_dense_layers", "moe_args.num_experts": "moe.n_experts",
+    "moe_args.num_shared_experts": "moe.n_shared_experts", "moe_args.top_k": "moe.experts_per_token",
+    "q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank", "v_head_dim": "attention.v_head_dim",
+    "qk_nope_head_dim": "attention.qk_nope_head_dim", "qk_rope_head_dim": "attention.qk_rope_head_dim",
+}  # fmt: skip
+"""Arguments of a flavor of DeepSeek-V3 -> fields of a model."""
+_WITHOUT_COST = frozenset(
+    {"mscale", "rope_factor", "rope_theta", "max_seq_len", "attn_type", "attn_mask_type", "moe_args.score_func"}
+    | {f"moe_args.{name}" for name in ("route_norm", "route_scale", "score_before_experts", "load_balance_coeff")}
+)
+
+
+def own_deepseek(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
+    """A flavor of DeepSeek-V3 in the registry of the fork that the config lies in; None where there is none of literal sizes.
+
+    Source: pytorch/torchtitan v0.2.1 torchtitan/models/deepseek_v3/__init__.py (deepseekv3_configs) and model/args.py; of today's
+    flavors the router's bias and its softmax before the choice.
+    """
+    file = "torchtitan/models/deepseek_v3/__init__.py"
+    tree = syntax_of((keys.nearby or NearbyFiles()).text(file) or "")
+    pairs = [
+        pair
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for pair in zip(node.keys, node.values, strict=True)
+    ]
+    call = next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == flavor), None)
+    said = _literals(call) if isinstance(call, ast.Call) else {}
+    if not said.keys() >= _DEEPSEEK.keys() - {"q_lora_rank"} or said.keys() - _DEEPSEEK.keys() - _WITHOUT_COST:
+        return None
+    section: dict[str, Any] = {"attention": {"kind": "mla"}, "moe": {"pre_softmax": True, "expert_bias": True}}
+    for key, field in _DEEPSEEK.items():
+        if said.get(key):  # q_lora_rank 0: none
+            put(section, field, said[key])
+    keys.notes.append(f"model {flavor}, from {file}")
+    return section
+
+
+def _literals(call: ast.Call, inside: str = "") -> dict[str, Any]:
+    """The arguments of a call and of the calls among them; None for what is no literal."""
+    found: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if isinstance(keyword.value, ast.Call):
+            found |= _literals(keyword.value, f"{keyword.arg}.")
+        else:
+            found[f"{inside}{keyword.arg}"] = getattr(keyword.value, "value", None)
+    return found
+
+
+def own_resharding(keys: JobKeys) -> bool | None:
+    """The constant that the fork's code gives fully_shard() of each block instead of the option; None where there is none."""
+    folder, nearby = f"torchtitan/models/{keys.get('model.name')}", keys.nearby or NearbyFiles()
+    files = [f"{folder}/{name}" for name in ("parallelize.py", "infra/parallelize.py", "parallelize_llama.py")]
+    for file in [*files, "torchtitan/parallelisms/parallelize_llama.py"]:
+        given = _of_blocks(nearby.text(file) or "")
+        if len(given) == 1 and isinstance(value := given.pop(), bool):
+            keys.notes.append(f"reshard_after_forward {value}, from {file}")
+            return value
+    return None
+
+
+def _of_blocks(code: str) -> set[Any]:
+    """What fully_shard() of a loop over layers is given as reshard_after_forward; an expression counts as None.
+
+    >>> _of_blocks("for i, b in m.layers.items(): fully_shard(b, mesh=d, reshard_after_forward=False)")
+    {False}
+    """
+    loops = [
+        node for node in ast.walk(syntax_of(code)) if isinstance(node, ast.For) and "layers" in ast.unparse(node.iter)
+    ]
+    return {
+        getattr(keyword.value, "value", None)
+        for loop in loops
+        for call in ast.walk(loop)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "fully_shard"
+        for keyword in call.keywords
+        if keyword.arg == "reshard_after_forward"
+    }

@@ -16,6 +16,7 @@ from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
 from steptime.launch.torchtitan.expert_settings import balanced, experts_of, grouped_of
 from steptime.launch.torchtitan.graph_trainer import by_parameter, captures, fuses, graph_of, is_traced, simple_of
+from steptime.launch.torchtitan.own_flavors import own_resharding
 
 _P = "parallelism."
 ATTENTION_KERNELS = {
@@ -143,8 +144,10 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         return {"zero_level": 0}
     # apply_fsdp: by default pipelines keep their parameters gathered between micro-batches
     policies = {"default": degrees.pp == 1, "always": True, "never": False}
+    by_option = keys.word(f"{_P}fsdp_reshard_after_forward", policies)
+    by_code = own_resharding(keys)
     fsdp = {
-        "reshard_after_forward": keys.word(f"{_P}fsdp_reshard_after_forward", policies),
+        "reshard_after_forward": by_option if by_code is None else by_code,
         "reduce_dtype": keys.word("training.mixed_precision_reduce"),
         # a traced graph gathers each parameter for itself; its pipelines gather as FSDP2
         "wrap": "parameter" if by_parameter(keys) and degrees.pp == 1 else "block",
