@@ -11,7 +11,7 @@ from typing import Any
 from steptime.base.config import ConfigError, show
 from steptime.job.edit import put
 from steptime.launch.figure_names import plan_key
-from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
+from steptime.launch.keys import GivenKey, KeyRule, KeyTable, family, named_defaults, near_key, rule_of, speaks_of_cost
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import LaunchFlag, Reading, Sets, Status, is_other_model, refusals, still_open
 
@@ -238,6 +238,8 @@ class JobKeys:
         framework = self.table.framework
         if value in (*_NOTHING, False) or str(value).lower() in _OFF_WORDS:
             return "irrelevant", f"off; not an option of {framework}"
+        if (on := family(key, self.table)) in self.values and not self._matters(KeyRule("unmodeled", "", (), on)):
+            return "irrelevant", f"only with {self.name(on)}"
         if near := near_key(key, self.table):
             return "unmodeled", f"not an option of {framework}; did you mean {self.spell(near)}?"
         if speaks_of_cost(key):
