@@ -12,6 +12,7 @@ from steptime.launch.keys import (
     GivenKey,
     KeyRule,
     KeyTable,
+    family,
     named_defaults,
     near_key,
     plan_key,
@@ -237,6 +238,8 @@ class JobKeys:
         framework = self.table.framework
         if value in (*_NOTHING, False) or str(value).lower() in _OFF_WORDS:
             return "irrelevant", f"off; not an option of {framework}"
+        if (on := family(key, self.table)) in self.values and not self._matters(KeyRule("unmodeled", "", (), on)):
+            return "irrelevant", f"only with {self.name(on)}"
         near = near_key(key, self.table)
         why = f"did you mean {self.spell(near)}?" if near else "its name suggests a cost"
         if near or speaks_of_cost(key):

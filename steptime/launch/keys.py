@@ -3,7 +3,8 @@
 A table gives for each key what it becomes (`used`, with the framework's own default), that it changes no cost (`irrelevant`),
 that it changes cost a little and a similar setting is counted (`approximated`), or that it changes cost and no config expresses
 it (`unmodeled`); the last two except for values that switch them off. `section.*` matches all keys of a section that are not
-listed; `with` names the key that must be on for another one to matter, `words` the meanings of the words that a key accepts.
+listed; `with` names the key that must be on for another one to matter, `words` the meanings of the words that a key accepts,
+`families` the key that a source says is off where no key of such a beginning matters, also those that the table does not have.
 """
 
 from __future__ import annotations
@@ -130,6 +131,15 @@ def _section_rule(key: str, table: KeyTable) -> KeyRule | None:
 def rule_of(key: str, table: KeyTable) -> KeyRule | None:
     """The table's rule for a key: its own, else its section's; None where it has neither."""
     return table.rules.get(key) or _section_rule(key, table)
+
+
+def family(key: str, table: KeyTable) -> str:
+    """The key that must be on for every key with this beginning to matter; "" where there is none.
+
+    >>> family("moe_bins", KeyTable("", {}, {}, {}, {}, {"families": {"moe_": "num_experts"}}))
+    'num_experts'
+    """
+    return next((on for begun, on in (table.raw.get("families") or {}).items() if key.startswith(begun)), "")
 
 
 def spelled(name: str, table: KeyTable) -> str:

@@ -220,7 +220,7 @@ BAD = [
     (script("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"),
      "run.sh: --num-layers-per-virtual-pipeline-stage: 8 layers are not a multiple of pp 4 x 3"),
     ("torchrun --nproc_per_node 8 pretrain_gpt.py $ALL",
-     ("run.sh: line 1 launches pretrain_gpt.py, which is not a Megatron-LM training script; $ALL has no "
+     ("run.sh: line 1 launches pretrain_gpt.py with no flags of a model; $ALL has no "
       "value; write ALL=... before the command")),
     (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size: required key is missing"),
     ("python train.py --lr=$LR",

@@ -42,7 +42,7 @@ def test_words_of_deepspeeds_report_of_ops_after_a_value_are_no_part_of_it():
     """deepspeed/env_report.py prints them in colors; another process may do so before the end of a line of the dump."""
     lines = dump()
     mixed = [
-        line + random.Random(i).choice(["", "\x1b[93m[NO]\x1b[0m", "\x1b[92m[OKAY]\x1b[0m"])
+        line + random.Random(i).choice(["", "\x1b[93m[NO]\x1b[0m", "\x1b[92m[OKAY]\x1b[0m", "..........." * (i < 20)])
         for i, line in enumerate(lines)
     ]
     assert "\x1b" in "".join(mixed[1:-1])
@@ -227,3 +227,32 @@ def test_a_dump_without_a_stage_is_asked_for_it():
     assert told == [f"x.log: ZeRO stage unknown: {why}; add --set parallelism.zero_level=N"]
     sets = H100 | {"parallelism.zero_level": 2}
     assert to_job(read_megatron("x.log", DEEPSPEED.format("1.0", ""), sets=sets), sets).parallelism.zero_level == 2
+
+
+def test_a_log_of_several_jobs_says_that_the_first_is_read():
+    """Of a restart with other paths, or one step further, nothing is noted; a dump that is cut counts for nothing."""
+    first = DEEPSPEED.format("1", ENGINE.format(1))
+    again = first.replace("ds.json", "other.json")
+    other = first.replace("world_size ...................................... 8", "world_size " + "." * 38 + " 4")
+    assert "world_size " + "." * 38 + " 4" in other
+
+    def notes(*texts):
+        return read_megatron("x.log", "".join(texts), sets=H100).config.get("notes", [])
+
+    assert notes(first, again, first[:400]) == notes(first)
+    found = "the log is of several jobs, which differ in world_size; the first is read"
+    assert notes(first, again, other) == [found, *notes(first)]
+
+
+def test_a_forks_arguments_of_what_the_dump_says_is_off_do_nothing():
+    own = "  moe_capacity_bins_alignment ..................... 64\n  fp8_coverage .................................... mlp\n"
+    names = ("moe_capacity_bins_alignment", "fp8_coverage")
+
+    def statuses(off: str):
+        text = DEEPSPEED.format("1", "").replace("  fp16 ", f"{off}{own}  fp16 ", 1)
+        found = {flag.name: (flag.status, flag.note) for flag in read_megatron("x.log", text, sets=H100).flags}
+        return [found[name] for name in names]
+
+    off = "  fp8 " + "." * 45 + " None\n  num_experts " + "." * 37 + " None\n"
+    assert statuses(off) == [("irrelevant", "only with num_experts"), ("irrelevant", "only with fp8")]
+    assert [status for status, _ in statuses("")] == ["unmodeled"] * 2  # the dump does not say

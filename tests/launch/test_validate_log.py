@@ -254,6 +254,10 @@ def test_contradictory_logs_name_the_first_difference(capsys, tmp_path):
     code, out, err = run(capsys, "--log", a, other, *H100)
     assert (code, out) == (2, "")
     assert err == f"{other}: different job than {a}: data.microbatch_sz is 2, not 1; give the logs of one job\n"
+    both = write(tmp_path / "d.log", [*head(), *BODY, *head(micro_batch_size=2), iteration(31, 1000.0)])
+    err = run(capsys, "--log", both, *H100)[2]
+    line = len([*head(), *BODY]) + next(i for i, text in enumerate(head(), 1) if " arguments ---" in text)
+    assert err.startswith(f"{both}: line {line}: different job than {both}: data.microbatch_sz is 2, not 1")
 
 
 def test_an_end_mark_elsewhere_completes_nothing(capsys, tmp_path):

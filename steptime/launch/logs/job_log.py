@@ -174,7 +174,7 @@ class JobLog:
             self.arguments, self.arguments_file = found, name
         changed = {key: value for key, value in found.items() if self.arguments.get(key) != value}
         if changed and len(self.contradictions) < 100:
-            self.contradictions.append((name, changed))
+            self.contradictions.append((f"{name}: line {begin}" if name == self.arguments_file else name, changed))
 
 
 class FileState:

@@ -17,6 +17,8 @@ _NEOX = re.compile(r"\.{3,}(?:default|updated)\s*$")
 """How a line of GPT-NeoX's own dump ends, whose names are others."""
 _OP_REPORT = re.compile(r"\x1b\[\d+m\[(?:OKAY|YES|NO|FAIL)\].*")
 """Words of DeepSpeed's report of its ops (deepspeed/env_report.py), which another process may print into a line of the dump."""
+_OP_DOTS = re.compile(r"(?<=\w)\.{4,}$")
+"""Dots of the same report at the end of a value."""
 
 _RANK = re.compile(r"^\s*(\[(?:rank|default)?\d+\]|\d+(?=: ))(?:<std(?:out|err)>)?: ?")
 """[rank0]: of torchrun --tee, [default0]: of its older releases, 0: of srun --label."""
@@ -114,7 +116,7 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
             filled = len(name) + len(dots)
             width = width or (filled if dots and filled in _WIDTHS else 0)
             if width and filled == max(width, len(name)) and not _NEOX.search(value):
-                arguments[name] = value.strip()
+                arguments[name] = _OP_DOTS.sub("", value.strip())
                 last = number
     if inside:
         where = f" after line {last}" if last else ""

@@ -80,8 +80,10 @@ def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> N
         lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
         raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
     in_yaml = any(word.text.startswith("--yaml-cfg") for word in words)  # which may have them
-    what = "which is not a Megatron-LM training script"
-    where = f"line {script.line} launches {script.program}, {what}; " if script else ""
+    where = f"line {script.line} launches {script.program}" if script is not None else ""
+    if script is not None:
+        foreign = _is_foreign(script.program)
+        where += f"{', which is not a Megatron-LM training script' if foreign else ' with no flags of a model'}; "
     raise ConfigError(f"{keys.source}: {'' if in_yaml else where}{blank or f'its flags have no --num-layers; {fix}'}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError
@@ -13,7 +13,7 @@ from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import of_script, still_true, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
-from steptime.launch.logs.after_dump import vocabulary_of, zero_stage_of
+from steptime.launch.logs.after_dump import other_jobs, vocabulary_of, zero_stage_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron import yaml_arguments
 from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, switched_on, with_variables
@@ -62,7 +62,8 @@ def read_megatron(
             arguments = read_dump(text.splitlines())
         except ConfigError as error:
             raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
-        return from_arguments(of_dump(arguments, zero_stage_of(text)), path, vocab_size=vocabulary_of(text), sets=sets)
+        said, notes = of_dump(arguments, zero_stage_of(text)), other_jobs(text, arguments)
+        return from_arguments(said, path, vocab_size=vocabulary_of(text), sets=sets, notes=notes)
     if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
         words = _yaml_words(text, _model_args(text, path))
         return _from_words(path, words, None, sets, launcher=load_table("megatron").raw["tests"])
@@ -218,6 +219,7 @@ def from_arguments(
     vocab_size: int | None = None,
     sets: Sets = None,
     table: str = "megatron",
+    notes: Iterable[str] = (),
 ) -> Reading:
     """The config of Megatron-LM's arguments, under the names in its dump; `table` may extend Megatron-LM's.
 
@@ -230,6 +232,7 @@ def from_arguments(
     if vocab_size is not None:
         said |= {"vocab_size": str(vocab_size), "vocab_extra_ids": "0", "tokenizer_type": "None"}
     keys = keys_of(said, {}, source, sets, table)
+    keys.notes += notes
     if keys.on("deepspeed") and said.get("zero_stage") == _DEFAULT_STAGE:
         what = "--zero-stage is not given, and the log does not print DeepSpeed's config"
         keys.left_open["parallelism.zero_level"] = f"ZeRO stage unknown: {what}; add --set parallelism.zero_level=N"
