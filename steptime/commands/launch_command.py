@@ -119,7 +119,8 @@ def retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str]
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
     numbers = [int(n[:3]) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)]
     words = max(numbers, default=0)
-    variables = [found[1].strip() for line in problems if (found := _VARIABLES.search(line))]
+    unset = (found[1].split() for line in problems if (found := _VARIABLES.search(line)))
+    variables = list(dict.fromkeys(word for words_of_line in unset for word in words_of_line))
     other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
     asked = [[] if otherwise else _options(line) for line, otherwise in zip(problems, other, strict=True)]
     if not (any(asked) or any(other)) or not all(map(max, map(bool, asked), left_out, other)) or words > 99:

@@ -154,6 +154,9 @@ def _json(path: str, text: str) -> dict[str, Any]:
         if re.search(r"^\s*(?:deepspeed|torchrun|srun|accelerate|python3?)\s", text, re.MULTILINE):
             what = "starts a program of its own under DeepSpeed; give its ds_config.json, with --model NAME"
             raise ConfigError(f"{path}: {what} and --set data.seqlen=N") from None
+        if path.endswith((".log", ".out")):
+            what = "a log that does not print the job's config; give the config or the script"
+            raise ConfigError(f"{path}: {what}, or compare both: 3dtrn validate --log {path} --plan FILE") from None
         raise ConfigError(f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply for a ds_config.json") from None

@@ -247,3 +247,17 @@ def test_gpt_neoxs_dump_is_no_megatron_lms() -> None:
     ]
     with pytest.raises(ConfigError, match="the dump of arguments is empty"):
         read_dump(lines)
+
+
+def test_a_log_of_deepspeed_is_no_config(tmp_path: Path) -> None:
+    """DeepSpeed-Chat's actor_opt-1.3b log: its launcher's command and steps, but no config."""
+    text = (
+        "cmd = deepspeed main.py --actor_zero_stage 0 --deepspeed\n[INFO] [runner.py:550:main] deepspeed_config zero\n"
+    )
+    path = tmp_path / "training.log"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        read("deepspeed", str(path), {})
+    assert (
+        error.value.problems[0].partition("training.log: ")[2].startswith("a log that does not print the job's config")
+    )

@@ -163,3 +163,15 @@ def test_a_checkpoint_without_a_size_in_its_path_is_asked_for(tmp_path: Path) ->
     for name in ("gpt3_sft", "llama2", "own_7b"):
         (line,) = asked(tmp_path, "squad.yaml", FINE_TUNED.replace("NAME", name))
         assert line == "model unknown; add --set model=NAME (3dtrn models lists them)"
+
+
+def test_variables_of_a_config_that_are_not_set_are_asked_for(tmp_path: Path) -> None:
+    """MLPerf's conf/custom.yaml: a variable without a default, which a config_*.sh beside it sets."""
+    text = CONFIG.replace("tensor_model_parallel_size: 4", "tensor_model_parallel_size: ${oc.decode:${oc.env:TP}}")
+    text = text.replace("global_batch_size: 64", "global_batch_size: ${multiply:${oc.env:MINIBS},${oc.env:TP}}")
+    fix = "before the command, or give the file that sets it with --with FILE"
+    lines = asked(tmp_path, "custom.yaml", text)
+    assert set(lines[:2]) == {
+        f"model.global_batch_size: $MINIBS and $TP not set; write MINIBS=... TP=... {fix}",
+        f"model.tensor_model_parallel_size: $TP not set; write TP=... {fix}",
+    }

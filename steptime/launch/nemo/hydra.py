@@ -53,6 +53,7 @@ def read_one(config: NemoConfig) -> Reading:
         said["model.encoder_seq_length"] = longest  # of fine-tuning, whose model is in a checkpoint
     apex = said.get("model.optim.name") == _APEX
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
+    keys.without_value |= _unset(keys)
     if by_path:
         what = "with the layers that NeMo's converters choose (Megatron-Core's with TransformerEngine)"
         keys.notes.append(f"model {by_path}, from the path of its checkpoint (model.restore_from_path), {what}")
@@ -73,6 +74,17 @@ def read_one(config: NemoConfig) -> Reading:
     if apex and keys.get("model.optim.bucket_cap_mb") is not None:
         reading.config["parallelism"]["bucket_size_mb"] = keys.count("model.optim.bucket_cap_mb")
     return reading
+
+
+def _unset(keys: JobKeys) -> dict[str, str]:
+    """What to do about each key whose value is a variable that is not set and has no default."""
+    asked: dict[str, str] = {}
+    for item in keys.given:
+        if names := dict.fromkeys(re.findall(r"\$\{oc\.env:(\w+)\}", str(item.value))):
+            unset, fix = " and ".join(f"${name}" for name in names), " ".join(f"{name}=..." for name in names)
+            what = f"{unset} not set; write {fix} before the command, or give the file that sets it with --with FILE"
+            asked[item.key] = f"{item.name}: {what}"
+    return asked
 
 
 def _named_model(model: Mapping[str, Any], presets: Mapping[str, str]) -> dict[str, Any]:
