@@ -39,7 +39,7 @@ def devices_in(text: str, env: Env = None) -> int | None:
 
 
 _COMMENT = re.compile(
-    r"#.*(?:\b(?:preset for|(?<!as it was )trained on) (\d+)x? (?:\w+ ){0,2}?GPUs"
+    r"#.*(?:\b(?:preset for|(?<!as it was )trained on|hardware: (?:single|one) node) \(?(\d+)x? (?:\w+ ){0,2}?GPUs?\b"
     r"|\bfor (\d+) nodes? of (\d+) (?:x )?[A-Z]\d"
     r"|\btune run (?:--nnodes (\d+) )?--nproc_per_node (\d+)|\btune run \w+_(single)_device)",
     re.IGNORECASE,

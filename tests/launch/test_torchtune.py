@@ -113,6 +113,8 @@ def test_what_no_plan_says_is_one_line(tmp_path):
         (ONE, 1),
         ("#   tune run --nnodes 2 --nproc_per_node 8 full_finetune_distributed", 16),
         ("# a preset for 64 A100 GPUs", 64),
+        ("# Hardware: Single node (4 GPUs), micro_batch=4", 4),
+        ("# Hardware: 2 nodes (4 GPUs each)", None),
         ("# as it was trained on 96x 40GB A100\n# GPUs. Depending on", None),
         ("# batch size (trained on 32 gpus)", 32),
         ("# preset for 64 A100 GPUs\n# validated on 256 H100 GPUs too", None),
