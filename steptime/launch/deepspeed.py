@@ -52,7 +52,7 @@ def read_deepspeed(
         tree = tree | {"zero_optimization": {"stage": int(zero)}}
     keys = JobKeys(path, table, read_keys(flatten(tree), table), sets=sets)
     devices = devices_in("", env)
-    _check_told(keys, devices, nearby.script_of(path) if nearby is not None else "")
+    _check_told(keys, devices, (nearby or NearbyFiles()).script_of(path))
     performance = {"software": "deepspeed"} | _precision(keys)
     parallelism, data = _layout(keys, devices)
     if parallelism["zero_level"]:

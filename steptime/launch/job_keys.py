@@ -71,7 +71,7 @@ class JobKeys:
         self.devices_per_node: int | None = None
         self.launcher: Mapping[str, Any] | None = table.raw.get("launcher")
         """`devices` of the framework's own launcher by default (a number, or "node": all of one), and the source."""
-        self.nearby: NearbyFiles | None = None
+        self.nearby = NearbyFiles()
         """Files that it may name."""
         self.tokenizer = ""
         """Whose official tokenizer it says that it has, besides its keys."""
@@ -94,6 +94,10 @@ class JobKeys:
         """Record a problem of several keys."""
         self.problems.append(f"{self.source}: {what}")
 
+    def ask(self, path: str, why: str, value: str = "N") -> None:
+        """Leave a key of the plan open: the file does not set it."""
+        self.left_open[path] = f"{why}; add --set {path}={value}"
+
     def put(self, key: str, value: Any, by: str = "") -> None:
         """Set a key to a value derived from others; `by` names them, where the source may also set the key."""
         self.values[key] = value
@@ -114,10 +118,8 @@ class JobKeys:
         if key in self.without_value:
             self.problem(self.without_value[key])
             return None
-        if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,30}\s*", value):
-            value = int(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
+        digits = isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,30}\s*", value)
+        value = int(value) if digits or (isinstance(value, float) and value.is_integer()) else value
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             self.fail(key, f"expected a whole number of at least {least} (got {show(value)}){self._fix(key, value)}")
         elif value > MOST:

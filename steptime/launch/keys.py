@@ -132,6 +132,12 @@ def rule_of(key: str, table: KeyTable) -> KeyRule | None:
     return table.rules.get(key) or _section_rule(key, table)
 
 
+def is_costly(name: str, table: KeyTable, *, unknown: bool = False) -> bool:
+    """Whether a name has a rule by which it changes the plan; `unknown`: the answer for a name without a rule."""
+    rule = rule_of(spelled(name, table), table)
+    return unknown if rule is None else rule.status != "irrelevant"
+
+
 def spelled(name: str, table: KeyTable) -> str:
     """A name as the table spells it: renamed whole, or by the longest prefix that ends in a dot, repeatedly.
 

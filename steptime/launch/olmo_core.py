@@ -16,7 +16,7 @@ from steptime.job.edit import put
 from steptime.launch.config_functions import CALLED, read_function
 from steptime.launch.config_values import CLASS, Computed, ends, syntax_of
 from steptime.launch.devices import told
-from steptime.launch.keys import KeyTable, flatten, load_table, rule_of, spelled
+from steptime.launch.keys import KeyTable, flatten, is_costly, load_table
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import Sets
 from steptime.launch.shell.blank_words import blanks
@@ -37,7 +37,7 @@ _USUAL = 4096
 """Its default, in both."""
 
 
-def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby: NearbyFiles | None) -> Said | None:
+def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby: NearbyFiles) -> Said | None:
     """What a program over OLMo-core says, alone or with the words of the script that starts it; None of other files.
 
     Raises:
@@ -48,7 +48,7 @@ def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby:
         if path.endswith((".yaml", ".yml", ".json")):
             return None
         script = read_script(text, path, dict(env), nearby)
-        name, text = script.program, (nearby.text(script.program) or "") if nearby is not None else ""
+        name, text = script.program, nearby.text(script.program) or ""
         words = [word.text for word in script.arguments]
     if "olmo_core" not in text:
         return None
@@ -149,12 +149,8 @@ def _said(path: str, tree: dict[str, Any], script: Script | None) -> Said:
     if isinstance(micro, int):
         said["train_module.rank_microbatch_size / sequence_length"] = micro // length
     for key, value in said.items():
-        rule = rule_of(spelled(key, table), table)
-        if (
-            isinstance(value, Computed)
-            and key != _ENTRIES
-            and (key.startswith("model.") or rule is None or rule.status != "irrelevant")
-        ):
+        costs = key.startswith("model.") or is_costly(key, table, unknown=True)
+        if isinstance(value, Computed) and key != _ENTRIES and costs:
             raise ConfigError(f"{path}: {key} is computed ({value.code}); {_PLAN}")
     return Said(said) if script is None else Said(said, script.devices, notes=script.notes)
 

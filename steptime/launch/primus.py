@@ -30,7 +30,7 @@ _NAMED = ("name", "flavor")
 
 
 def read_over_torchtitan(
-    path: str, overrides: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles | None
+    path: str, overrides: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles
 ) -> Reading:
     """The job of `overrides`, which hold sections of torchtitan's config, with the model's file `name`.
 
@@ -57,7 +57,7 @@ def read_over_torchtitan(
 
 
 def _titan_model(
-    path: str, name: str, table: Mapping[str, Any], own: Mapping[str, Any], sets: Sets, nearby: NearbyFiles | None
+    path: str, name: str, table: Mapping[str, Any], own: Mapping[str, Any], sets: Sets, nearby: NearbyFiles
 ) -> dict[str, Any]:
     """The section `model` of the model's file; `own` is that of the job.
 
@@ -65,7 +65,7 @@ def _titan_model(
         ConfigError: the file is not in the repository of the job or names no model, its own name is not a known one, and the
             job names no model.
     """
-    text = nearby.text(f"primus/configs/models/torchtitan/{name}.yaml") if nearby else None
+    text = nearby.text(f"primus/configs/models/torchtitan/{name}.yaml")
     bare = name.removesuffix(_FLOAT8)
     known: dict[str, list[str]] = table["torchtitan_models"]
     if text is not None:
@@ -120,6 +120,7 @@ def _lines(tree: Mapping[str, Any], above: str) -> list[str]:
 
 def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles | None = None) -> Reading:
     """The framework's settings under modules.pre_trainer.overrides, and its model's file, or the model of that name."""
+    nearby = nearby or NearbyFiles()
     tree = parse_mapping(_filled(text, env), path)
     modules = tree.get("modules")
     trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
@@ -153,7 +154,7 @@ def _filled(text: str, env: Env) -> str:
 def _model_file(
     name: str,
     env: Env,
-    nearby: NearbyFiles | None,
+    nearby: NearbyFiles,
     above: tuple[str, ...] = (),
     known: dict[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def _model_file(
         ConfigError: a file that another one extends was not found, or extends itself.
     """
     file = f"primus/configs/models/megatron/{name}"
-    if nearby is None or name == "language_model.yaml" or (not above and nearby.text(file) is None):
+    if name == "language_model.yaml" or (not above and nearby.text(file) is None):
         return {}
     known = {} if known is None else known
     if name in known:

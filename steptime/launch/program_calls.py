@@ -131,7 +131,7 @@ _STARTED = {
 """Kind -> what a program over it contains."""
 
 
-def kind_started(text: str, nearby: NearbyFiles | None) -> str | None:
+def kind_started(text: str, nearby: NearbyFiles) -> str | None:
     """The kind of the program that a script runs, if the program is found: of Hugging Face's Trainer, or over Megatron-Bridge."""
     starts, program = r"\b(?:deepspeed|torchrun|accelerate launch|python3?)\s", r"(?<![\w./-])[\w./-]+\.py\b"
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
@@ -139,7 +139,7 @@ def kind_started(text: str, nearby: NearbyFiles | None) -> str | None:
     named = [found[0] for line in started if (found := re.search(program, line))]
     in_variable = r"^\s*(?:export\s+)?\w+=[\"']?(?:\$\{?\w+\}?/)?([\w./-]+\.py)\b"
     named += re.findall(in_variable, text, re.MULTILINE)  # that is run
-    texts = [nearby.text(name) or "" for name in named] if nearby is not None else []
+    texts = [nearby.text(name) or "" for name in named]
     found_in = (kind for kind, marks in _STARTED.items() if any(re.search(marks, code, re.MULTILINE) for code in texts))
     return next(found_in, None)
 

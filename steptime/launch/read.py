@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
@@ -109,18 +110,19 @@ def read_as(
     Raises:
         ConfigError: it is no launch file of that framework; the message names the framework that it seems to be of.
     """
+    nearby = nearby or NearbyFiles()
     with_numbers(text, path)
     if is_plan(text):
         raise ConfigError(f"{path}: is a plan already; run 3dtrn {path}")
     try:
         if kind == "auto":
             kind = kind_of(path, text, nearby)
-        if kind == "deepspeed" and nearby is not None and _names_its_config(text, nearby):
+        if kind == "deepspeed" and _names_its_config(text, nearby):
             kind = "deepspeed-script"
         if kind in {*TABLES, "deepspeed-script"} - {"primus"}:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, nearby)
             return table
-        if kind in {"megatron", "nemo"} and nearby is not None and _only_sizes(text):
+        if kind in {"megatron", "nemo"} and _only_sizes(text):
             if config := nearby.config_of_nodes(_NODES):
                 added = NearbyFiles(nearby.folder, [path, *map(str, nearby.added)])
                 return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
@@ -191,10 +193,11 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     Raises:
         ConfigError: it has no marks of any kind.
     """
+    nearby = nearby or NearbyFiles()
     bare = re.sub(r"^[ \t]*#.*", "", text, flags=re.MULTILINE) if _is_shell(path, text) else text
     dump = (begins := _BEGINS.search(text)) and _SIZE.search(text, begins.end())
     kinds = ["megatron"] if dump else _kinds(bare) or _kinds(text)
-    if set(kinds) <= {"transformers", "deepspeed"} and nearby is not None and re.search(_LAUNCHED, text):
+    if set(kinds) <= {"transformers", "deepspeed"} and re.search(_LAUNCHED, text):
         named = (nearby.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
         kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
     ordered = (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed")
@@ -211,7 +214,7 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     return telling[0]
 
 
-def _runs_swift(path: str, text: str, nearby: NearbyFiles | None) -> bool:
+def _runs_swift(path: str, text: str, nearby: NearbyFiles) -> bool:
     """Whether a script that may start ms-swift with or without Megatron-Core starts it without, as its variables are."""
     if not re.search(r"\bswift (?:sft|pt)\b", text):
         return False
@@ -271,13 +274,11 @@ def read_text(path: str) -> str:
     Raises:
         ConfigError: there is no such file, or it cannot be read.
     """
-    if path == "-":
-        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
-            raise ConfigError("standard input is closed; pipe a launch file into it")
-        return _decoded(_beginning(sys.stdin.buffer))
+    if path == "-" and sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
+        raise ConfigError("standard input is closed; pipe a launch file into it")
     try:
-        with open_plain(path) as file:
-            return _decoded(_beginning(file))
+        with nullcontext(sys.stdin.buffer) if path == "-" else open_plain(path) as file:
+            return _beginning(file).decode("utf-8-sig", errors="replace").replace("\0", "")
     except EOFError:
         raise ConfigError(f"{path}: damaged gzip file") from None
 
@@ -294,7 +295,3 @@ def _beginning(file: BinaryIO) -> bytes:
             return block[found.start() :] + file.read(MAX_BYTES)
         tail = block[-200:]
     return head
-
-
-def _decoded(raw: bytes) -> str:
-    return raw.decode("utf-8-sig", errors="replace").replace("\0", "")

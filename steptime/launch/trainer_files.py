@@ -111,13 +111,13 @@ _SPAWNED = re.compile(r"\A(?:[^\n]*\n){0,50}?run sh: `([^`\n]+)`[\s\S]*")
 """The command with which ms-swift starts its processes, at the beginning of their log."""
 
 
-def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dict[str, Any]:
+def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles) -> dict[str, Any]:
     """Defaults of the program of a script, for keys that the table uses.
 
     The precision of DeepSpeed-Chat's programs is in its utils/ds_utils.py (microsoft/DeepSpeedExamples).
     """
     named = {spelled(name, table): value for name, value in said.defaults.items()}
-    if "get_train_ds_config(" in said.code and nearby is not None:
+    if "get_train_ds_config(" in said.code:
         code = re.sub(r"#.*", "", nearby.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
@@ -127,7 +127,7 @@ def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dic
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
-def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
+def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles) -> Said:
     """The keys of a file, of the configs and the program that it names, and of accelerate's config in the same folder.
 
     Raises:
@@ -140,8 +140,8 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
         what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
         raise ConfigError(f"{path}: {what}: {kind} is not modeled")
     said = found.keys
-    configs = [config for config in (nearby.added if nearby is not None else []) if config.suffix in {".yaml", ".yml"}]
-    if not configs and not found.program and nearby is not None and "model_name_or_path" in said:
+    configs = [config for config in nearby.added if config.suffix in {".yaml", ".yml"}]
+    if not configs and not found.program and "model_name_or_path" in said:
         started = of_readme(path, nearby.repository())
         if (config := _of_recipes(path, said, table, nearby, started)) is not None:
             configs = [config]
@@ -152,7 +152,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
         if not isinstance(processes, int | None):
             why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
             found = found._replace(unclear={**found.unclear, "devices": why})
-    if not configs and not found.program and nearby is not None and (why := may_launch(path, said)):
+    if not configs and not found.program and (why := may_launch(path, said)):
         found = found._replace(unclear={**found.unclear, "sharding": why})
     counted = found.devices is not None or "devices" in found.unclear or "num_processes" in said
     if table.raw.get("launcher", {}).get("devices") and not counted and not found.program:
@@ -168,11 +168,11 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
     return found._replace(keys=said)
 
 
-def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
+def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], nearby: NearbyFiles) -> Said:
     """A config with the devices on which the one script in its folder that names it starts it, if that says how many."""
-    name = nearby.script_of(path) if nearby is not None and path.endswith((".yaml", ".yml")) else ""
+    name = nearby.script_of(path) if path.endswith((".yaml", ".yml")) else ""
     try:
-        script = _in_files(name, (nearby and nearby.text(name)) or "", table, env, nearby) if name else None
+        script = _in_files(name, nearby.text(name) or "", table, env, nearby) if name else None
     except ConfigError:
         script = None
     if script is None or script.devices is None or "devices" in script.unclear:
@@ -195,7 +195,7 @@ def _of_recipes(
     return next((found for name in names if name and (found := nearby.path(str(name)))), None)
 
 
-def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
+def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles) -> Said:
     """The same as each file has them."""
     if path.endswith(".toml"):
         try:
@@ -219,22 +219,22 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
             said["deepspeed"] = said.pop("deepspeed_config")
         devices = devices_of(script, table, said, unclear)
         name = script.program.rpartition("/")[2]
-        code = (nearby.text(script.program) or "") if nearby is not None and name.endswith(".py") else ""
+        code = (nearby.text(script.program) or "") if name.endswith(".py") else ""
         return Said(said, devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], nearby), text)
     tree = of_section(parse_mapping(text, path, repeats=True), table)
     tree = resolve(tree, env | variables_of(nearby))
     tree, program = of_wandb(tree) if "_wandb" in tree else (tree, "")
-    if isinstance(inline := tree.get("deepspeed"), dict) and inline and nearby is not None:
+    if isinstance(inline := tree.get("deepspeed"), dict) and inline:
         nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
     said = of_defaults(table, nearby, "") | flatten(tree)
     return Said(said, (named := of_comment(text)), of_a_run(text), program=program, notes=by_comment(named))
 
 
-def _included(name: str, nearby: NearbyFiles | None) -> str:
+def _included(name: str, nearby: NearbyFiles) -> str:
     """The YAML of `!include FILE` on one line; an empty mapping where the file is not found."""
-    text = nearby.text(name) if nearby is not None else None
+    text = nearby.text(name)
     return json.dumps(parse_mapping(text, name)) if text is not None else "{}"
 
 
@@ -255,7 +255,7 @@ def _without_value(script: Script) -> dict[str, str]:
     return found
 
 
-def _configs(script: Script, path: str, nearby: NearbyFiles | None, table: KeyTable) -> dict[str, Any]:
+def _configs(script: Script, path: str, nearby: NearbyFiles, table: KeyTable) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
 
     A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is found. One of
@@ -266,16 +266,16 @@ def _configs(script: Script, path: str, nearby: NearbyFiles | None, table: KeyTa
     for word, last in zip(words, ["", *(word.text for word in words)], strict=False):
         flag, equals, name = word.text.rpartition("=")
         if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
-            text = nearby.text(name) if nearby is not None else None
+            text = nearby.text(name)
             said |= flatten({"fsdp_config": parse_mapping(text, name, repeats=True)}) if text is not None else {}
             continue
         if name.endswith(".json") and (flag if equals else last) == "--train_args_file":
             # yangjianxin1/Firefly train.py, setup_everything, and programs after it: HfArgumentParser.parse_json_file
-            text = (nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads")
+            text = nearby.needed(name, f"{path}: line {word.line} reads")
             said |= flatten(parse_mapping(text, name, repeats=True))
             continue
         if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
-            said |= of_adapters((nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads"), name)
+            said |= of_adapters(nearby.needed(name, f"{path}: line {word.line} reads"), name)
             continue
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
         if (folder := table.raw.get("configs_by_name")) and last == "--config" and not name.endswith((".yaml", ".yml")):
@@ -284,7 +284,7 @@ def _configs(script: Script, path: str, nearby: NearbyFiles | None, table: KeyTa
             continue
         if word.unresolved and word.unresolved[0].variable:
             raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write it out')}")
-        text = (nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads")
+        text = nearby.needed(name, f"{path}: line {word.line} reads")
         inside = flatten(parse_mapping(text, name, repeats=True))
         if name.rpartition("/")[2] == table.raw.get("defaults_file"):
             inside = {key: value for key, value in inside.items() if rule_of(spelled(key, table), table) is not None}

@@ -75,7 +75,7 @@ def _of_version_1(found: Figures) -> dict[str, Any]:
     return early | none | ({"original_params": False} if flat else {})
 
 
-def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles | None) -> None:
+def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles) -> None:
     """Put the stage into the config, and what is in the host's memory; what is not set stays open."""
     keys, said = found.keys, str(found.get("@deepspeed"))
     name = "" if said.lower() in {"none", "true"} else said
@@ -93,7 +93,7 @@ def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles | None)
     if stage is None and (in_name := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
         stage = in_name[1]
         keys.notes.append(f"ZeRO stage {stage} from the name {name}")
-    there = nearby is not None and nearby.text(name) is not None  # then it says so itself
+    there = nearby.text(name) is not None  # then it says so itself
     if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
         keys.leave_out(found.figures["@deepspeed"], "states in host memory")
     if stage is not None:
@@ -168,7 +168,7 @@ def _by_accelerate(found: Figures) -> tuple[dict[str, Any], Any]:
     keys, stage = found.keys, found.keys.get("zero_stage")
     own = found.figures.get("@deepspeed", "use_deepspeed") == "use_deepspeed"
     if stage is None and (why := keys.without_value.get("use_deepspeed")):
-        keys.left_open["parallelism.zero_level"] = f"ZeRO stage unknown: {why}; add --set parallelism.zero_level=N"
+        keys.ask("parallelism.zero_level", f"ZeRO stage unknown: {why}")
     if stage is None and own and "parallelism.zero_level" not in keys.left_open:
         stage = 2
         keys.notes.append("ZeRO stage not set, 2 assumed: accelerate's default")

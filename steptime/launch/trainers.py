@@ -43,6 +43,7 @@ def read_trainer(
     Raises:
         ConfigError: one line per problem: no such file, keys that change cost and are not modeled, contradictory sizes.
     """
+    nearby = nearby or NearbyFiles()
     program = program_of(path, text, dict(env or {}), sets, nearby) if kind == "olmo" else None
     table = load_table("olmo_core" if program else kind.replace("-", "_"))
     found = program or said_in(path, text, table, dict(env or {}), nearby)
@@ -70,7 +71,7 @@ _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 class _Plan(Figures):
     """The plan of one job: what the table puts into it directly, and what is derived."""
 
-    def __init__(self, keys: JobKeys, found: Said, nearby: NearbyFiles | None) -> None:
+    def __init__(self, keys: JobKeys, found: Said, nearby: NearbyFiles) -> None:
         super().__init__(keys)
         self.devices, self.open_devices, self.nearby = stated(found, keys.sets), found.unclear.get("devices"), nearby
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
@@ -96,7 +97,7 @@ class _Plan(Figures):
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key
             elif key in keys.without_value:
-                keys.left_open[rule.note] = f"{keys.without_value[key].partition('; ')[0]}; add --set {rule.note}=N"
+                keys.ask(rule.note, keys.without_value[key].partition("; ")[0])
                 keys.put(key, None)
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
@@ -138,8 +139,7 @@ class _Plan(Figures):
             whose = keys.defaults_of.get(length, keys.table.framework)
             keys.notes.append(f"sequence length not set, {keys.get(length)} assumed: the default of {whose}")
         if "seqlen" not in config["data"]:
-            what = f"{self.alone} has no sequence length" if self.alone else "sequence length unknown"
-            keys.left_open["data.seqlen"] = f"{what}; add --set data.seqlen=N"
+            keys.ask("data.seqlen", f"{self.alone} has no sequence length" if self.alone else "sequence length unknown")
         for path in {"performance.precision", "data.gbs", "data.microbatch_sz"} & keys.left_open.keys():
             config[path.partition(".")[0]].pop(path.partition(".")[2], None)
         return keys.reading({section: value for section, value in config.items() if value != {}})
@@ -174,10 +174,10 @@ class _Plan(Figures):
             return pure | ({"moment_dtype": "fp32"} if "transformer_engine" in str(self.get("@optimizer")) else {})
         if self.own_names and not (bf16 or fp16 or word.strip() or self.on("@fp8")):
             why = f"precision unknown ({self.own_names} is not an argument of {self.keys.table.framework})"
-            self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=NAME"
+            self.keys.ask("performance.precision", why, "NAME")
         elif self.alone and not (bf16 or fp16) and self.get("@half") in {None, False, "no"}:
             why = f"{self.alone} without mixed_precision leaves the precision to its program"
-            self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=bf16"
+            self.keys.ask("performance.precision", why, "bf16")
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"} | self.masters()
         kept = self.on("@deepspeed") or self._sharded()
         said = self.keys.table.raw.get("autocast") if weights in {"", "float32"} and not kept else None
@@ -202,7 +202,7 @@ class _Plan(Figures):
                 config["model"]["vocab_sz"], whose = entries
                 keys.notes.append(f"vocabulary not set, {whose} assumed: {entries[0]}")
             elif "vocab_sz" not in config["model"]:
-                keys.left_open["model.vocab_sz"] = "vocabulary size unknown; add --set model.vocab_sz=N"
+                keys.ask("model.vocab_sz", "vocabulary size unknown")
             return
         if (preset := preset_of(name)) is not None:
             config["model"] = {"preset": preset} | config["model"]
@@ -218,7 +218,7 @@ class _Plan(Figures):
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
         what = f"model {name!r} is not among the presets{begins(name)}" if name else f"model unknown{self.words}"
-        if self.alone and self.nearby is not None and (script := self.nearby.script_of(keys.source)):
+        if self.alone and (script := self.nearby.script_of(keys.source)):
             raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
@@ -279,6 +279,6 @@ class _Plan(Figures):
         data |= {"microbatch_sz": micro} if micro else {}
         for key in ("gbs", "microbatch_sz"):
             if key not in data and "parallelism.dp" not in keys.left_open:
-                keys.left_open[f"data.{key}"] = f"batch unknown; add --set data.{key}=N"
+                keys.ask(f"data.{key}", "batch unknown")
         if dp is not None and "parallelism.dp" not in keys.left_open and devices is not None:
             keys.assumed_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))

@@ -41,9 +41,9 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     pretrain_gpt.py asks for it (its use_te).
     """
     alone = PurePosixPath(script.program).name
-    found = keys.nearby.text(script.program) or keys.nearby.text(alone) if keys.nearby is not None and alone else None
+    found = keys.nearby.text(script.program) or keys.nearby.text(alone) if alone else None
     program = found or ""
-    parser = _parser_of(script.program, keys.nearby) if program and keys.nearby is not None else ""
+    parser = _parser_of(script.program, keys.nearby) if program else ""
     asks = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys()
     if parser and not asks and _OFF_BY_DEFAULT.search(parser) and "--use-legacy-models" not in parser:
         keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}

@@ -17,7 +17,7 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.launch.config_functions import CALLED, read_function
 from steptime.launch.config_values import CLASS, Computed
 from steptime.launch.devices import told
-from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
+from steptime.launch.keys import FOLDER, flatten, is_costly, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
@@ -60,7 +60,7 @@ def read_recipe(
     text: str,
     function: str,
     sets: Sets,
-    nearby: NearbyFiles | None = None,
+    nearby: NearbyFiles,
     words: Sequence[str] = (),
 ) -> Reading:
     """A function that returns a ConfigContainer or a run.Partial (FILE.py:FUNCTION) as a config.
@@ -73,16 +73,14 @@ def read_recipe(
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
         if not function and "-> ConfigContainer" not in text:
-            reading = read_program(path, file, text, [Word(word, 0) for word in words], sets, nearby or NearbyFiles())
+            reading = read_program(path, file, text, [Word(word, 0) for word in words], sets, nearby)
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
     return _run_partial(path, file, of_first_releases(text), function, sets, nearby)
 
 
-def _run_partial(
-    path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles | None = None
-) -> Reading:
+def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles) -> Reading:
     """A function that returns a run.Partial, or a program that trains one."""
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
@@ -177,12 +175,12 @@ def _kernels(model: str, *sections: str) -> dict[str, Any]:
     return found
 
 
-def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFiles | None = None) -> Reading | None:
+def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFiles) -> Reading | None:
     """A YAML file of settings over one of the framework's recipes; None where which recipe is not known.
 
     The recipe is that of the one program that names the file, in its folder or the one above, else that of the file's name.
     """
-    folder = nearby.folder if nearby is not None else None
+    folder = nearby.folder
     programs = [*folder.glob("*.py"), *folder.parent.glob("*.py")] if folder is not None else []
     texts = (read_nearby(program) for program in sorted(programs) if is_readable(program))
     named = {
@@ -234,8 +232,7 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
         keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
     keys.assumed_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
     for key, value in unread.items():
-        rule = rule_of(spelled(key, table), table)
-        if rule is None or rule.status != "irrelevant":
+        if is_costly(key, table, unknown=True):
             keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
     counted = re.search(r"_(\d+)gpus?_", name)
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))

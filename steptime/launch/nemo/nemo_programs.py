@@ -159,7 +159,7 @@ pre_training.py)."""
 _VOCABULARY = 50257
 
 
-def read_train_call(path: str, file: str, text: str, sets: Sets, nearby: NearbyFiles | None) -> Reading | None:
+def read_train_call(path: str, file: str, text: str, sets: Sets, nearby: NearbyFiles) -> Reading | None:
     """The job of a program that calls llm.train; None where there is no such call.
 
     Raises:

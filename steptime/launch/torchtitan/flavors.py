@@ -101,7 +101,7 @@ _SIZES = {"vocab_size": "vocab_sz", "dim": "hidden_sz", "n_layers": "n_layers", 
 
 def _registry_sizes(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]) -> dict[str, Any]:
     """Sizes of a flavor that the registry beside the config has and today's torchtitan does not."""
-    nearby, model = keys.nearby or NearbyFiles(), build(Model, read_model(listed))
+    nearby, model = keys.nearby, build(Model, read_model(listed))
     for folder in (f"torchtitan/models/{family}", f"torchtitan/experiments/{family}"):
         said = registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
         if str(said.get(CLASS)).endswith("ModelArgs"):
@@ -142,7 +142,7 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
     usual = own_vocabulary(keys) if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
-    nearby = keys.nearby or NearbyFiles()
+    nearby = keys.nearby
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
         config = registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
         of_tests = flavor == "debugmodel" and _UNSET.search(nearby.text(f"{folder}/model.py") or "")

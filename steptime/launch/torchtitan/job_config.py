@@ -16,7 +16,7 @@ from steptime.launch.config_functions import Tree, read_function
 from steptime.launch.config_values import CLASS, Computed, split_path
 from steptime.launch.devices import devices_in, of_comment, of_name, still_true, taken, told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
+from steptime.launch.keys import KeyTable, flatten, is_costly, load_table, read_keys
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
@@ -48,7 +48,7 @@ def read_torchtitan(
         ConfigError: one line per problem: no torchtitan config, keys that it does not have, a value that is computed, an unknown
             flavor, contradictory batch sizes, or unknown number of devices.
     """
-    table = load_table("torchtitan")
+    table, nearby = load_table("torchtitan"), nearby or NearbyFiles()
     file = split_path(path)[0]
     tree, flags, devices, model = _read(path, text, dict(env or {}), nearby)
     later = file.endswith(".py") or CLASS in tree or "model_spec" in tree
@@ -81,7 +81,7 @@ def read_torchtitan(
 
 
 def _read(
-    path: str, text: str, env: dict[str, str], nearby: NearbyFiles | None
+    path: str, text: str, env: dict[str, str], nearby: NearbyFiles
 ) -> tuple[Tree, dict[str, Any], int | None, Any]:
     """The config of a file, the keys that a script sets over it, and devices and model of a log or a script.
 
@@ -145,7 +145,7 @@ _OTHER = {
 """Classes whose configs are of no training step that is modeled (torchtitan/experiments/rl/controller.py, models/flux)."""
 
 
-def _function(path: str, text: str, name: str, nearby: NearbyFiles | None) -> Tree:
+def _function(path: str, text: str, name: str, nearby: NearbyFiles) -> Tree:
     """The config of a function."""
     returned = re.search(rf"^def {re.escape(name)}\([^)]*\) -> (\w+)\.Config:", text, re.MULTILINE)
     if returned and returned[1] in _OTHER:
@@ -156,7 +156,7 @@ def _function(path: str, text: str, name: str, nearby: NearbyFiles | None) -> Tr
         name, tree = read_function(path, text, name, "Trainer.Config")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
-        here = [nearby.folder.resolve()] if nearby is not None and nearby.folder is not None else []
+        here = [nearby.folder.resolve()] if nearby.folder is not None else []
         folders = [PurePath(path).parent, *here]
         own = next((folder.name for folder in folders if folder.name in words or folder.parent.name == "models"), "")
         named = next((word for word in words if name.startswith(f"{word}_")), "")
@@ -214,11 +214,9 @@ def _bare(value: Any) -> Any:
 def _no_computed(path: str, said: Mapping[str, Any], table: KeyTable) -> None:
     problems = []
     for key, value in said.items():
-        rule = rule_of(spelled(key, table), table)
-        found = next(
-            (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Computed)), None
-        )
-        if found and (rule is None or rule.status != "irrelevant"):
+        items = value if isinstance(value, list) else [value]
+        found = next((item for item in items if isinstance(item, Computed)), None)
+        if found and is_costly(key, table, unknown=True):
             fix = "use a literal value, or give a log of the job"
             problems.append(f"{path}:{found.line}: {key}: computed ({found.code}); {fix}")
     if problems:

@@ -15,7 +15,6 @@ from steptime.job.edit import read_model
 from steptime.launch.config_functions import read_function
 from steptime.launch.config_values import CLASS, constants_of, literal, syntax_of
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.nearby_files import NearbyFiles
 from steptime.model.model import Model
 
 _SIZES = frozenset({"dim", "n_layers", "vocab_size", "n_heads", "n_kv_heads", "hidden_dim", "head_dim"})
@@ -167,7 +166,7 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
     Source: pytorch/torchtitan torchtitan/models/qwen3/__init__.py (qwen3_configs), whose attention normalizes queries and keys.
     """
     file = "torchtitan/models/qwen3/__init__.py"
-    said = nested_sizes(registered((keys.nearby or NearbyFiles()).text(file) or "", flavor), ties=True) or {}
+    said = nested_sizes(registered(keys.nearby.text(file) or "", flavor), ties=True) or {}
     found: dict[str, Any] = {_QWEN3[key]: value for key, value in said.items() if key in _QWEN3}
     if not {*_QWEN3.values()} - {"tie_embeddings"} <= found.keys():
         return None
