@@ -83,6 +83,17 @@ def dotted(node: ast.expr) -> list[str]:
     return []
 
 
+def last_name(node: ast.AST) -> str:
+    """`c` of `a.b.c` or of `c`."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def calls_in(tree: ast.AST, *names: str) -> list[ast.Call]:
+    """The calls in a program; with names, those of functions that are called so."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call for call in calls if not names or last_name(call.func) in names]
+
+
 def whole_call(node: ast.Call) -> ast.Call:
     """A call of `partial(f, a=1)(b=2)` as that of f(a=1, b=2); any other one as it is."""
     inner = node.func
@@ -180,11 +191,10 @@ def constants_of(module: ast.Module) -> dict[str, ast.expr]:
 
 def options_in(module: ast.Module) -> Iterator[tuple[str, dict[str | None, ast.expr]]]:
     """The options that a program gives to argparse, by their names in its namespace, with the keywords of each."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-            flags = [str(flag.value) for flag in node.args if isinstance(flag, ast.Constant)]
-            if name := next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_"):
-                yield name, {keyword.arg: keyword.value for keyword in node.keywords}
+    for node in calls_in(module, "add_argument"):
+        flags = [str(flag.value) for flag in node.args if isinstance(flag, ast.Constant)]
+        if name := next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_"):
+            yield name, {keyword.arg: keyword.value for keyword in node.keywords}
 
 
 def literal(node: ast.expr | None) -> Any:

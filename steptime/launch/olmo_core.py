@@ -14,7 +14,7 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
 from steptime.launch.config_functions import CALLED, read_function
-from steptime.launch.config_values import CLASS, Computed, ends, syntax_of
+from steptime.launch.config_values import CLASS, Computed, calls_in, ends, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, flatten, is_costly, load_table
 from steptime.launch.nearby_files import NearbyFiles
@@ -77,8 +77,7 @@ def _config(path: str, text: str) -> dict[str, Any]:
         ConfigError: there is no such call.
     """
     module = syntax_of(text)
-    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
-    given = [{item.arg or "": item.value for item in call.keywords} for call in calls]
+    given = [{item.arg or "": item.value for item in call.keywords} for call in calls_in(module)]
     found = [said for said in given if _BUILDERS.keys() <= said.keys()]
     whole = [
         node for node in module.body if isinstance(node, ast.FunctionDef) and ends(node.returns, "ExperimentConfig")

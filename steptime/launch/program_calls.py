@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.document import parse_mapping
-from steptime.launch.config_values import constants_of, syntax_of
+from steptime.launch.config_values import calls_in, constants_of, last_name, syntax_of
 from steptime.launch.keys import GivenKey
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_setup import last_name, sets_up_adapters
+from steptime.launch.program_setup import sets_up_adapters
 from steptime.launch.program_values import Argument, Expression, name_of, solved, value_of
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
@@ -50,13 +50,10 @@ def passed_in(code: str) -> dict[str, Any]:
     """
     tree, found = syntax_of(code), dict[str, Any]()
     constants = _constants(tree)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        names = PASSED.get(getattr(node.func, "attr", getattr(node.func, "id", "")), {})
+    for node in calls_in(tree, *PASSED):
         for keyword in node.keywords:
             unset = isinstance(keyword.value, ast.Constant) and keyword.value.value is None
-            if (key := names.get(keyword.arg or "")) is not None and not unset:
+            if (key := PASSED[last_name(node.func)].get(keyword.arg or "")) is not None and not unset:
                 value = value_of(keyword.value)
                 value = constants.get(value.name, value) if isinstance(keyword.value, ast.Name) else value
                 found[key] = value if found.get(key, value) == value else None
@@ -94,7 +91,7 @@ def _cut_to(tree: ast.Module) -> dict[str, Any]:
     >>> _cut_to(ast.parse("tokens = tokenizer(text, truncation=True, max_length=cutoff_len)"))
     {'max_seq_length': Argument(name='cutoff_len')}
     """
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "tokenizer"]
+    calls = calls_in(tree, "tokenizer")
     said = [{keyword.arg: value_of(keyword.value) for keyword in call.keywords} for call in calls]
     lengths = [words["max_length"] for words in said if words.get("truncation") is True and "max_length" in words]
     same = lengths and lengths[0] is not None and all(length == lengths[0] for length in lengths)
@@ -112,12 +109,8 @@ def _model(tree: ast.Module) -> dict[str, Any]:
     constants = {name: node.value for name, node in constants_of(tree).items() if isinstance(node, ast.Constant)}
     loads = [
         node.args[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and node.args
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "from_pretrained"
-        and last_name(node.func.value).endswith("ForCausalLM")
+        for node in calls_in(tree, "from_pretrained")
+        if node.args and last_name(getattr(node.func, "value", node)).endswith("ForCausalLM")
     ]
     names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else value_of(arg) for arg in loads]
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
@@ -155,8 +148,7 @@ def _checkpointing(tree: ast.Module) -> dict[str, Any]:
         if isinstance(node, ast.If):
             tests |= {inner: node.test for part in node.body for inner in ast.walk(part)}
             tests |= {inner: ast.Constant(None) for part in node.orelse for inner in ast.walk(part)}
-    calls = [node for node in ast.walk(tree) if getattr(getattr(node, "func", None), "attr", "") == _ENABLE]
-    values = [value_of(tests[node]) if node in tests else True for node in calls]
+    values = [value_of(tests[node]) if node in tests else True for node in calls_in(tree, _ENABLE)]
     return {"gradient_checkpointing": values[0]} if values and all(value == values[0] for value in values) else {}
 
 

@@ -10,10 +10,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from steptime.launch.config_values import syntax_of
+from steptime.launch.config_values import calls_in, last_name, syntax_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.program_calls import passed_in
-from steptime.launch.program_setup import last_name
 
 _SINCE = (0, 20)
 _GONE = {
@@ -72,6 +71,5 @@ def _later(code: str, nearby: NearbyFiles) -> bool | None:
             return release >= _SINCE
         if sign == "<" and release == _SINCE:
             return False
-    calls = [node for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Call)]
-    passed = {(last_name(node.func), keyword.arg) for node in calls for keyword in node.keywords}
+    passed = {(last_name(call.func), keyword.arg) for call in calls_in(syntax_of(code)) for keyword in call.keywords}
     return False if any((name, arg) in passed for name, gone in _GONE.items() for arg in gone) else None
