@@ -19,7 +19,7 @@ from steptime.job.job import Job
 from steptime.launch.config_values import split_path
 from steptime.launch.devices import on_node, told_whole
 from steptime.launch.job_yaml import command_in
-from steptime.launch.keys import load_table
+from steptime.launch.keys import load_table, table_file
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.nearby_files import NearbyFiles, with_numbers
@@ -51,25 +51,6 @@ _NODES, _LAUNCHED = "DGXNNODES", r"\b(?:accelerate|torchrun|deepspeed)\b"  # the
 _SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"  # by sbatch
 _DS_KEYS = "zero_optimization|train_batch_size|train_micro_batch_size_per_gpu"
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
-_MARKS = {
-    "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|(?<!-)-{8,} arguments -{8,}|"
-    r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
-    r"^language_model:(?=[\s\S]*^model_parallel:)|\bentrypoint: \S*flagscale|^MODEL_ARGS:|^system:(?=[\s\S]*\n\s+num_layers:)",
-    "torchtitan": (
-        r"torchtitan\.train\b|--job\.config|CONFIG_FILE=\S*torchtitan|^\[(?:training|parallelism)\]|\[titan\]|"
-        r"Running with (?:args|configs): \{|Trainer\.Config\b|\bCONFIG=\w+[^#]*(?<![\w.-])run_train\.sh\b"
-    ),
-    "nemo": (
-        r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
-        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> (?:run\.)?Partial\b|"
-        r"^from megatron\.bridge\b|import_module\(f?.megatron\.bridge|^(?:import|from) nemo(?:_run\b|\.collections import llm$)|"
-        r"\A(?=[\s\S]*^train:)(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
-        r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\b\w+/(?:setup_experiment|run_script)|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
-        r"\A(?![\s\S]*^language_model:)[\s\S]*^encoder_seq_length:|(?:^|[\s'\"])nemo llm pretrain\b"
-    ),
-    "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:" + _DS_KEYS + r")\"\s*:",
-}
-"""Kind -> what its files contain, for messages about another kind's file."""
 
 
 def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> Reading:
@@ -181,7 +162,8 @@ def another(kind: str, text: str) -> str:
 
 def _kinds(text: str) -> list[str]:
     """The kinds whose marks a text has."""
-    marks = _MARKS | {kind: load_table(kind.replace("-", "_")).raw["marks"] for kind in TABLES}
+    marks = {kind: "|".join(patterns) for kind, patterns in table_file("kinds").items()}
+    marks |= {kind: load_table(kind.replace("-", "_")).raw["marks"] for kind in TABLES}
     return [kind for kind, pattern in marks.items() if re.search(pattern, text, re.MULTILINE)]
 
 
