@@ -61,9 +61,8 @@ def read_function(
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
-    reader = _FunctionReader(
-        path, parsed(path, text), bases, nearby or NearbyFiles(), {}, iter(range(_MOST_STATEMENTS))
-    )
+    steps = iter(range(_MOST_STATEMENTS))
+    reader = _FunctionReader(path, parsed(path, text), bases, nearby or NearbyFiles(), {}, steps)
     offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -176,9 +175,8 @@ class _FunctionReader:
     def changes(self, node: ast.Call) -> bool:
         """Whether a call may change a config: a list that grows, a function that can be followed, or any of a repository's."""
         last = dotted(node.func)[-1:]
-        return (
-            bool(self.bases) or last in (["append"], ["extend"]) or self.find(".".join(dotted(node.func))) is not None
-        )
+        grows = bool(self.bases) or last in (["append"], ["extend"])
+        return grows or self.find(".".join(dotted(node.func))) is not None
 
     def effect(self, node: ast.Call, names: Tree, depth: int) -> None:
         """The effect of a call: a function that changes a config, or a list that grows."""

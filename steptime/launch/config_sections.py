@@ -142,14 +142,8 @@ def of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 _NO_TRAINING = (
-    "infer_backend",
-    "merge_method",
-    "export_dir",
-    "export_size",
-    "do_predict",
-    "predict_with_generate",
-    "vllm_maxlen",
-)
+    "infer_backend", "merge_method", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen",
+)  # fmt: skip
 """Keys of jobs that run or export a model, unless do_train is also set."""
 
 

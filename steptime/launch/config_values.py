@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 
+FUNCTION = "_job"
+"""Name of a function that is added to a program, to be read."""
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
 
@@ -41,12 +43,8 @@ def operated(node: ast.expr, parts: list[Any]) -> Any:
         KeyError: an operator that is not read.
         ValueError: a value larger than any job's.
     """
-    sizes = [
-        part.bit_length() if isinstance(part, int) else len(part)
-        for part in parts
-        if isinstance(part, int | str | list)
-    ]
-    if sum(sizes) > MOST_ITEMS:
+    sized = (part for part in parts if isinstance(part, int | str | list))
+    if sum(part.bit_length() if isinstance(part, int) else len(part) for part in sized) > MOST_ITEMS:
         raise ValueError
     if isinstance(node, ast.JoinedStr) and all(type(part) in {str, int} for part in parts):
         return "".join(map(str, parts))
@@ -58,11 +56,8 @@ def operated(node: ast.expr, parts: list[Any]) -> Any:
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         return _OPERATORS[type(node.ops[0])](*parts)
     if isinstance(node, ast.UnaryOp | ast.BinOp):
-        if (
-            isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Mult)
-            and not all(isinstance(part, int | float) for part in parts)
-        ):
+        numbers = all(isinstance(part, int | float) for part in parts)
+        if isinstance(node.op, ast.Mult) and not numbers:
             raise ValueError
         return _OPERATORS[type(node.op)](*parts)
     raise KeyError
@@ -117,9 +112,8 @@ def attribute(node: ast.Attribute, names: dict[str, Any]) -> tuple[Any] | None:
 def failed(path: str, node: ast.stmt | ast.expr, problem: str) -> ConfigError:
     """What to raise for code that cannot be followed."""
     code = " ".join(ast.unparse(node).split())
-    return ConfigError(
-        f"{path}:{node.lineno}: {problem} ({code[:60]}); use literal values, or give a log or TOML of the job"
-    )
+    fix = "use literal values, or give a log or TOML of the job"
+    return ConfigError(f"{path}:{node.lineno}: {problem} ({code[:60]}); {fix}")
 
 
 def spread(found: Any, count: int) -> list[Any]:
@@ -144,13 +138,8 @@ def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
 
 
 _CASTS: dict[str, Callable[..., Any]] = {
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "max": max,
-    "min": min,
-    "round": round,
-}
+    "int": int, "float": float, "bool": bool, "max": max, "min": min, "round": round,
+}  # fmt: skip
 """Python's own functions of plain values, by name."""
 
 
@@ -256,6 +245,12 @@ def note_call(node: ast.Call, names: dict[str, Any], under: str) -> None:
     for found in given:
         if isinstance(found, dict):
             found.setdefault(under, []).append(" ".join(ast.unparse(node).split())[:60])
+
+
+def with_function(text: str, *statements: str) -> str:
+    """A program with one function more, called `FUNCTION`, of those statements."""
+    inside = "\n".join(f"    {line}" for statement in statements for line in statement.splitlines())
+    return f"{text}\n\ndef {FUNCTION}():\n{inside}"
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any], whole: str = CLASS) -> dict[str, Any]:

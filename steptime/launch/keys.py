@@ -195,9 +195,8 @@ def near_key(key: str, table: KeyTable) -> str:
     telling = [name for name, rule in table.rules.items() if rule.status != "irrelevant" and "*" not in name]
     section, _, field = key.rpartition(".")
     close = get_close_matches(key, telling, n=1, cutoff=0.9)
-    fields = [
-        name.rpartition(".")[2] for name in [*telling, *table.renamed] if name.rpartition(".")[0] in {section, ""}
-    ]
+    parts = (name.rpartition(".") for name in [*telling, *table.renamed])
+    fields = [last for of, _, last in parts if of in {section, ""}]
     return next(iter(close or get_close_matches(field, fields, n=1, cutoff=0.88)), "")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
 from steptime.launch.config_functions import CALLED, read_function
-from steptime.launch.config_values import CLASS, Computed, calls_in, ends, syntax_of
+from steptime.launch.config_values import CLASS, FUNCTION, Computed, calls_in, ends, syntax_of, with_function
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, flatten, is_costly, load_table
 from steptime.launch.nearby_files import NearbyFiles
@@ -27,7 +27,6 @@ from steptime.launch.trainer_files import Said
 _BUILDERS = {"model_config_builder": "model", "train_module_config_builder": "train_module"}
 """Argument of build_config -> the section of the config that its function returns."""
 _PLAIN = ("global_batch_size", "max_sequence_length", "num_nodes")
-_JOB = "_job"
 _PLAN = "write a plan with its settings"
 _READS = re.compile(r"(?:log\w*\.\w+|print)\(")
 _ENTRIES = "model.embedding_size"
@@ -59,15 +58,11 @@ def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby:
         if "." in key:
             _put_word(tree, key, value)
     found = _said(path, tree, script)
-    if (
-        isinstance(found.keys[_ENTRIES], Computed)
-        and told(sets, "model.vocab_sz") is None
-        and told(sets, "model") is None
-    ):
-        raise ConfigError(f"{path}: vocabulary size unknown ({found.keys[_ENTRIES].code}); add --set model.vocab_sz=N")
-    return found._replace(
-        keys={key: None if isinstance(value, Computed) else value for key, value in found.keys.items()}
-    )
+    entries = found.keys[_ENTRIES]
+    if isinstance(entries, Computed) and told(sets, "model.vocab_sz") is None and told(sets, "model") is None:
+        raise ConfigError(f"{path}: vocabulary size unknown ({entries.code}); add --set model.vocab_sz=N")
+    known = {key: None if isinstance(value, Computed) else value for key, value in found.keys.items()}
+    return found._replace(keys=known)
 
 
 def _config(path: str, text: str) -> dict[str, Any]:
@@ -79,9 +74,8 @@ def _config(path: str, text: str) -> dict[str, Any]:
     module = syntax_of(text)
     given = [{item.arg or "": item.value for item in call.keywords} for call in calls_in(module)]
     found = [said for said in given if _BUILDERS.keys() <= said.keys()]
-    whole = [
-        node for node in module.body if isinstance(node, ast.FunctionDef) and ends(node.returns, "ExperimentConfig")
-    ]
+    functions = (node for node in module.body if isinstance(node, ast.FunctionDef))
+    whole = [node for node in functions if ends(node.returns, "ExperimentConfig")]
     if whole and not found:
         tree = read_function(path, text, whole[0].name, "ExperimentConfig", "$^")[1]
         for part, key, name in (("dataset", "sequence_length", _LENGTH), ("data_loader", *["global_batch_size"] * 2)):
@@ -100,12 +94,9 @@ def _config(path: str, text: str) -> dict[str, Any]:
     plain = ", ".join(f"{key}={ast.unparse(said[key])}" for key in _PLAIN if key in said)
     tokenizer = ast.unparse(said["tokenizer"]) if "tokenizer" in said else "TokenizerConfig.dolma2(x=0)"
     parts = ", ".join(f"{part}={ast.unparse(said[key])}(common)" for key, part in _BUILDERS.items())
-    lines = [
-        f"    common = CommonComponents({plain}, launch=None, tokenizer={tokenizer})",
-        f"    return Job({plain}, {parts}, tokenizer={tokenizer})",
-    ]
-    added = "\n".join([text, f"def {_JOB}():", *lines])
-    return read_function(path, added, _JOB, "", "$^")[1]
+    common = f"common = CommonComponents({plain}, launch=None, tokenizer={tokenizer})"
+    added = with_function(text, common, f"return Job({plain}, {parts}, tokenizer={tokenizer})")
+    return read_function(path, added, FUNCTION, "", "$^")[1]
 
 
 def _put_word(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -131,9 +131,8 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
         raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
     framework = trainer.get("framework", "megatron")
     if framework not in ("megatron", "torchtitan"):
-        raise ConfigError(
-            f"{path}: modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
-        )
+        what = f"modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
+        raise ConfigError(f"{path}: {what}")
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     if framework == "torchtitan":
         return read_over_torchtitan(path, overrides, name, env, sets, nearby)

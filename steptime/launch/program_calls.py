@@ -20,14 +20,10 @@ ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
 
 _ENABLE = "gradient_checkpointing_enable"
 _SAME = (
-    "bf16",
-    "fp16",
-    "gradient_checkpointing",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "deepspeed",
-)
-_OF_TRAINER = {name: name for name in (*_SAME, "fsdp", "optim", "max_seq_length")} | {"max_length": "max_seq_length"}
+    "bf16", "fp16", "gradient_checkpointing", "per_device_train_batch_size", "gradient_accumulation_steps", "deepspeed",
+    "fsdp", "optim", "max_seq_length",
+)  # fmt: skip
+_OF_TRAINER = {name: name for name in _SAME} | {"max_length": "max_seq_length"}
 PASSED: Mapping[str, Mapping[str, str]] = {
     "TrainingArguments": _OF_TRAINER,
     "SFTConfig": _OF_TRAINER,
@@ -194,16 +190,12 @@ def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
     named = {name: key for key, value in passed_in(code).items() if (name := name_of(value))}
     known = {item.key for item in given}
     switched = re.search(r"\bdeepspeed=([\"'])([^\"']+)\1 if [\w.]*\bdeepspeed else None", code)
-    found = [
-        item._replace(key=named[item.name]) if item.name in named and named[item.name] not in known else item
-        for item in given
-    ]
-    # TrainingArguments(deepspeed="FILE" if args.deepspeed else None)
-    if switched is None:
+    renamed = {name: key for name, key in named.items() if key not in known}
+    found = [item._replace(key=renamed.get(item.name, item.key)) for item in given]
+    if switched is None:  # TrainingArguments(deepspeed="FILE" if args.deepspeed else None)
         return found
-    return [
-        item._replace(value=switched[2]) if (item.key, item.value) == ("deepspeed", True) else item for item in found
-    ]
+    on = ("deepspeed", True)
+    return [item._replace(value=switched[2]) if (item.key, item.value) == on else item for item in found]
 
 
 def of_program(
@@ -218,11 +210,8 @@ def of_program(
     for key, value in passed_in(code).items():
         said = solved(value, defaults if isinstance(value, Argument) else {**defaults, **(given or {})})
         found |= {key: said} if said is not None else {}
-    if (
-        sets_up_adapters(code)
-        and "PeftModel.from_pretrained(" not in code
-        and found.keys() >= {"lora_r", "lora_target_modules"}
-    ):
+    whole = found.keys() >= {"lora_r", "lora_target_modules"} and "PeftModel.from_pretrained(" not in code
+    if whole and sets_up_adapters(code):
         return found | {"use_peft": True}
     adapts = {"use_peft", "lora_r"} & known
     return {key: value for key, value in found.items() if adapts or key not in PASSED["LoraConfig"].values()}

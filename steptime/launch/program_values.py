@@ -93,9 +93,8 @@ def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.IfExp):
         return _result(node.body if _result(node.test, given) else node.orelse, given)
     if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare):
-        return operated(
-            node, [_result(part, given) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-        )
+        parts = (part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
+        return operated(node, [_result(part, given) for part in parts])
     if isinstance(node, ast.Call) and last_name(node.func) == "get" and node.args:
         name = _result(node.args[0], {})
         return given[name] if name in given else _result(node.args[1], given) if len(node.args) > 1 else None

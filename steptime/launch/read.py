@@ -139,11 +139,8 @@ def is_plan(text: str) -> bool:
     except ConfigError:
         return False
     sections = found.keys() if isinstance(found, dict) else set()
-    return (
-        "model" in sections
-        and bool({"parallelism", "hardware", "devices"} & sections)
-        and sections <= {*Job.model_fields}
-    )
+    runs = bool({"parallelism", "hardware", "devices"} & sections)
+    return "model" in sections and runs and sections <= {*Job.model_fields}
 
 
 def another(kind: str, text: str) -> str:

@@ -47,10 +47,8 @@ def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
         said = more | said if by in said else said
     for name, value in said.items():
         switch = name.removeprefix("no_")
-        turned = (
-            switch != name and rule_of(spelled(name, table), table) is None and spelled(switch, table) in table.rules
-        )
-        known = turned and str(value).lower() in {"true", "false"}
+        unlisted = switch != name and rule_of(spelled(name, table), table) is None
+        known = unlisted and spelled(switch, table) in table.rules and str(value).lower() in {"true", "false"}
         found |= {switch: str(value).lower() == "false"} if known else {name: value}
     return found
 
@@ -69,10 +67,9 @@ def renamed_with(given: list[GivenKey], table: KeyTable, code: str = "") -> list
         given = [item._replace(key="global_batch_size") if item.name in whole else item for item in given]
     for by, names in (table.raw.get("renamed_with") or {}).items():
         known = {item.key for item in given}
+        new = {name: key for name, key in names.items() if by in known and key not in known}
         given = [
-            item._replace(key=names[item.name])
-            if by in known and item.key != "global_batch_size" and names.get(item.name, by) not in known
-            else item
+            item if item.key == "global_batch_size" else item._replace(key=new.get(item.name, item.key))
             for item in given
         ]
     return given
@@ -177,9 +174,8 @@ def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], ne
         script = None
     if script is None or script.devices is None or "devices" in script.unclear:
         return found
-    return found._replace(
-        devices=script.devices, notes=(*found.notes, taken(script.devices, f"{name}, which starts it"))
-    )
+    note = taken(script.devices, f"{name}, which starts it")
+    return found._replace(devices=script.devices, notes=(*found.notes, note))
 
 
 def _of_recipes(

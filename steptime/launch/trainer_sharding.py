@@ -52,9 +52,8 @@ def _unwrapped(found: Figures, word: str) -> bool:
     policy = str(found.get("@fsdp_policy") or "").lower()
     by_size = found.get("@fsdp_least") not in (None, 0, "0")
     if policy == "size_based_wrap" or (by_size and not policy):
-        found.keys.approximate(
-            found.figures["@fsdp_policy" if policy else "@fsdp_least"], "units by size: blocks are counted"
-        )
+        by = found.figures["@fsdp_policy" if policy else "@fsdp_least"]
+        found.keys.approximate(by, "units by size: blocks are counted")
         return False
     alone = found.backend() == "@fsdp" or re.search("full_shard|shard_grad_op|hybrid_shard", word)
     unsaid = found.keys.table.raw.get("accelerates") and alone and "auto_wrap" not in word and not policy
@@ -122,9 +121,7 @@ def _put_uneven_stages(found: Figures, config: dict[str, Any]) -> None:
 
     DeepSpeed runtime/pipe/module.py, _partition_layers: stages as equal as they can be.
     """
-    pp, layers = (
-        size_of(config[section].get(key), 0) for section, key in (("parallelism", "pp"), ("model", "n_layers"))
-    )
+    pp, layers = size_of(config["parallelism"].get("pp"), 0), size_of(config["model"].get("n_layers"), 0)
     if found.keys.table.raw.get("pipeline_engine") and pp > 1 and layers > pp and layers % pp:
         config["parallelism"]["layers_per_stage"] = [layers // pp + (stage < layers % pp) for stage in range(pp)]
         found.keys.notes.append(f"{layers} layers on {pp} stages: one more on each of the first {layers % pp}")
@@ -172,7 +169,6 @@ def _by_accelerate(found: Figures) -> tuple[dict[str, Any], Any]:
     if stage is None and own and "parallelism.zero_level" not in keys.left_open:
         stage = 2
         keys.notes.append("ZeRO stage not set, 2 assumed: accelerate's default")
-    optimizer, params = (
-        (found.figures[name],) if name in found.figures else () for name in ("@offload_optimizer", "@offload_params")
-    )
+    names = ("@offload_optimizer", "@offload_params")
+    optimizer, params = ((found.figures[name],) if name in found.figures else () for name in names)
     return offload_of(keys, size_of(stage, 0), optimizer, params), stage

@@ -77,11 +77,8 @@ class _Plan(Figures):
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_with") or {}).values(), keys.table.raw.get("own_arguments") or []]
         sections = tuple(keys.table.raw.get("own_sections") or ())
-        named = (
-            item.name
-            for item in keys.given
-            if any(item.name in names for names in own) or (sections and item.name.startswith(sections))
-        )
+        own_names = {name for names in own for name in names}
+        named = (item.name for item in keys.given if item.name in own_names or item.name.startswith(sections))
         self.own_names = next(named, keys.table.raw.get("own_program", ""))
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.words = found.unclear.get("$@", "")
@@ -147,9 +144,8 @@ class _Plan(Figures):
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
         profiles = self.keys.table.raw["software"]
-        if self.on("@deepspeed") or (
-            "deepspeed" in profiles and "zero_stage" in self.keys.values and not self._sharded()
-        ):
+        staged = "deepspeed" in profiles and "zero_stage" in self.keys.values
+        if self.on("@deepspeed") or (staged and not self._sharded()):
             put_zero(self, self.config, self.nearby)
             return str(profiles["deepspeed"])
         if self._sharded():

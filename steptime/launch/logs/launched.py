@@ -57,6 +57,5 @@ def other_devices(reading: Reading, devices: int) -> list[str]:
     own = layout.get("dp", 0) * prod(layout.get(degree, 1) for degree in ("tp", "pp", "cp"))
     if own in {0, devices}:
         return []
-    return [
-        f"{reading.source}: a job of {counted(own, 'device')}; the log states {devices:,}, with which it is counted"
-    ]
+    stated = f"the log states {devices:,}, with which it is counted"
+    return [f"{reading.source}: a job of {counted(own, 'device')}; {stated}"]

@@ -23,9 +23,10 @@ from steptime.launch.config_values import (
     merged,
     options_in,
     syntax_of,
+    with_function,
 )
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.nemo.nemo_programs import arguments_of, main_parts, on_which, sets_part, with_function
+from steptime.launch.nemo.nemo_programs import arguments_of, main_parts, on_which, sets_part, with_arguments
 from steptime.launch.nemo.targets import simplify
 
 _MERGES = {"process_config_with_overrides", "create_omegaconf_dict_config", "apply_overrides"}
@@ -52,9 +53,8 @@ def overrides_in(module: ast.Module, body: Sequence[ast.stmt]) -> tuple[Override
     named = [name for node in body for name in _files(node)]
     if not merges or not named:
         return None, list(body)
-    return Overrides(_default_of(module, named[0]), named[0], merges[-1].lineno), [
-        node for node in body if node not in merges
-    ]
+    rest = [node for node in body if node not in merges]
+    return Overrides(_default_of(module, named[0]), named[0], merges[-1].lineno), rest
 
 
 def _called(node: ast.stmt) -> str:
@@ -158,7 +158,7 @@ def as_bridge_program(path: str, text: str, said: Mapping[str, Any]) -> BridgePr
             raise ConfigError(f"{what}; give the log that prints the job's config")
         options = {option for option, _ in options_in(module)}
         given = arguments_of(module) | {key: value for key, value in said.items() if key in options}
-        return BridgeProgram(with_function(text, given, kept, name), overrides)
+        return BridgeProgram(with_function(text, *with_arguments(given, kept), f"return {name}"), overrides)
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.config_functions import CALLED, read_function
-from steptime.launch.config_values import CLASS, Computed
+from steptime.launch.config_values import CLASS, FUNCTION, Computed
 from steptime.launch.devices import told
 from steptime.launch.keys import FOLDER, flatten, is_costly, load_table
 from steptime.launch.megatron.config_objects import object_keys
@@ -23,7 +23,7 @@ from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
-from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary, read_train_call
+from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabulary, read_train_call
 from steptime.launch.nemo.nemo_run import BASE, base_function, of_first_releases, over_recipe, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
@@ -32,9 +32,7 @@ from steptime.launch.shell.blank_words import blanks
 from steptime.launch.shell.processes import Word, flags_of
 
 _FP8: tuple[dict[str, Any], ...] = (
-    {"fp8": "hybrid", "fp8_recipe": "delayed"},
-    {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
-    {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    *({"fp8": "hybrid", "fp8_recipe": recipe} for recipe in ("delayed", "tensorwise", "blockwise")),
     {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
 )
 _PRECISIONS: dict[str, dict[str, Any]] = {
@@ -47,7 +45,6 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
 """Functions of the framework that return configs, and those of its mixed precision."""
 _DEFAULTS = "arguments of the program that are not given have its defaults"
-GIVE_LOG = "give the log that prints the job's config"
 _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
@@ -55,13 +52,7 @@ _OVERLAPS = {
 
 
 def read_recipe(
-    path: str,
-    file: str,
-    text: str,
-    function: str,
-    sets: Sets,
-    nearby: NearbyFiles,
-    words: Sequence[str] = (),
+    path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles, words: Sequence[str] = ()
 ) -> Reading:
     """A function that returns a ConfigContainer or a run.Partial (FILE.py:FUNCTION) as a config.
 
@@ -245,9 +236,8 @@ def _said(tree: dict[str, Any], path: str, sets: Sets) -> dict[str, Any]:
         ConfigError: an unknown mixed precision, and the user sets none.
     """
     mixed, adapters = tree.get("mixed_precision"), tree.get("peft")
-    said = flatten(
-        {key: _plain(section) for key, section in tree.items() if key not in {"env_vars", "mixed_precision", "_args_"}}
-    )
+    other = {"env_vars", "mixed_precision", "_args_"}
+    said = flatten({key: _plain(section) for key, section in tree.items() if key not in other})
     if isinstance(adapters, dict):
         said["peft.method"] = str(adapters.get(CLASS) or "unknown").rpartition(".")[2]
         if said["peft.method"] == "default_peft_config" and adapters.get("_args_", [])[:1] == ["lora"]:
@@ -281,10 +271,7 @@ def _plain(node: Any) -> Any:
         return node.code
     if not isinstance(node, dict):
         return node
-    if (
-        node.keys() == {CLASS, "_args_"}
-        and node[CLASS].rpartition(".")[2].islower()
-        and not re.search(BASES, node[CLASS])
-    ):
+    called = node.keys() == {CLASS, "_args_"} and not re.search(BASES, node[CLASS])
+    if called and node[CLASS].rpartition(".")[2].islower():
         return Computed(0, f"{node[CLASS]}(...)")  # a function that is not read
     return {key: _plain(item) for key, item in node.items() if key not in {CLASS, "_args_"}}

@@ -71,9 +71,8 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, nearby: 
     variables = dict(env or {}) | variables_of(nearby)
     config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "", variables)
     model, trainer = tree.get("model"), tree.get("trainer")
-    bridge = class_of(model).startswith("megatron.bridge") or bool(
-        tree.keys() & {"ddp", "mixed_precision", "logger", "train"}
-    )
+    sections = tree.keys() & {"ddp", "mixed_precision", "logger", "train"}
+    bridge = class_of(model).startswith("megatron.bridge") or bool(sections)
     if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict | None) and trainer is None and bridge):
         return _bridge(config, nearby)
     by_class = isinstance(trainer, dict) and (class_of(trainer) or "strategy" in trainer)

@@ -201,10 +201,6 @@ def ask_for_sizes(
     """
     of = {key: rule.note for key in (*said, *unread) if (rule := rule_of(spelled(key, table), table))}
     asked = {key: of[key] for key in unread if of.get(key) in _SIZES - {of[key] for key in said if key in of}}
-    lines = [
-        f"{path}: {key} is computed ({unread[key].code}); add --set {plan}=N"
-        for key, plan in asked.items()
-        if told(sets, plan) is None
-    ]
-    if lines:
+    left = {key: plan for key, plan in asked.items() if told(sets, plan) is None}
+    if lines := [f"{path}: {key} is computed ({unread[key].code}); add --set {plan}=N" for key, plan in left.items()]:
         raise ConfigError(lines)

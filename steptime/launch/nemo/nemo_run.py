@@ -122,11 +122,8 @@ def of_first_releases(text: str) -> str:
 def base_function(text: str) -> str:
     """The one function of a program that returns what a recipe makes; "" where there is none, or several."""
     functions = [node for node in syntax_of(text).body if isinstance(node, ast.FunctionDef)]
-    found = [
-        function.name
-        for function in functions
-        if ".pretrain_recipe" in ast.unparse(function) and isinstance(function.body[-1], ast.Return)
-    ]
+    returning = (function for function in functions if isinstance(function.body[-1], ast.Return))
+    found = [function.name for function in returning if ".pretrain_recipe" in ast.unparse(function)]
     return found[0] if len(found) == 1 else ""
 
 

@@ -70,9 +70,8 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     if why := table["not_modeled"]["models"].get(name):
         raise keys.error("model.name", f"{name}, {OTHER_MODEL} ({why}); not modeled")
     if family not in families:
-        raise keys.error(
-            "model.name", f"unknown model (got {show(name)}){near(name, families)}; or add --set model=NAME"
-        )
+        known = near(name, families)
+        raise keys.error("model.name", f"unknown model (got {show(name)}){known}; or add --set model=NAME")
     base = flavor
     for word, why in table["not_modeled"]["flavors"].items():
         if re.search(rf"_{word}(_attn)?$", flavor):
@@ -200,10 +199,8 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
             model["tie_embeddings"] = True
         ours = n_params(build(Model, model))
         if counted != ours:
-            raise ConfigError(
-                f"{path}: the log counts {counted:,} parameters, and the model that it describes has {ours:,}; "
-                "add --set model=NAME"
-            )
+            both = f"the log counts {counted:,} parameters, and the model that it describes has {ours:,}"
+            raise ConfigError(f"{path}: {both}; add --set model=NAME")
     return _by_name(found[2], model)
 
 

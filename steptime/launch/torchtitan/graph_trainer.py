@@ -151,9 +151,8 @@ def captures(keys: JobKeys, pp: int, *, fsdp: bool = True) -> bool:
         keys.without_effect(NO_CAPTURES, "GraphTrainer captures its own graph")
         return False
     if not fsdp:
-        keys.approximate(
-            NO_CAPTURES, "CUDA graphs, which keep gradients from step to step: without FSDP counted without"
-        )
+        kept = "CUDA graphs, which keep gradients from step to step: without FSDP counted without"
+        keys.approximate(NO_CAPTURES, kept)
         return False
     if pp > 1:
         return _refused(keys, f"with pp {pp}")

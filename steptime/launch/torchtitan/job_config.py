@@ -73,9 +73,8 @@ def read_torchtitan(
     named = version[1] if version and version[1] != "0.0.0" else ""
     release = "" if later else _release(keys, named)
     entries = keys.whole("training.vocab_size")
-    model = (
-        told(sets, "model") or model or flavor_of(keys, of_function=later) | ({"vocab_sz": entries} if entries else {})
-    )
+    own = {"vocab_sz": entries} if entries else {}
+    model = told(sets, "model") or model or flavor_of(keys, of_function=later) | own
     reading = keys.reading(config_of(keys, model, devices, release))
     return reading._replace(framework=f"torchtitan {named or release[1:]}") if named or release else reading
 
@@ -182,22 +181,19 @@ def as_toml(tree: Tree) -> Tree:
     if checkpointing is None:
         tree["activation_checkpoint"] = {"mode": "none"}
     elif isinstance(checkpointing, dict) and "mode" not in checkpointing:
-        kind = re.match(r"(Full|Selective|MemoryBudget)AC", str(checkpointing.get(CLASS, "")))
-        if kind:
+        found = re.match(r"(Full|Selective|MemoryBudget)AC", str(checkpointing.get(CLASS, "")))
+        if found:
             words = {"MemoryBudget": "memory_budget"}
-            tree["activation_checkpoint"] = checkpointing | {"mode": words.get(kind[1], kind[1].lower())}
-    if isinstance(tree.get("optimizer"), dict) and "InBackward" in str(tree["optimizer"].get(CLASS, "")):
-        tree["optimizer"] = tree["optimizer"] | {"early_step_in_backward": True}
+            tree["activation_checkpoint"] = checkpointing | {"mode": words.get(found[1], found[1].lower())}
+    if isinstance(optimizer := tree.get("optimizer"), dict):
+        kind = str(optimizer.get(CLASS, ""))
+        early = {"early_step_in_backward": True} if "InBackward" in kind else {}
+        tree["optimizer"] = ({"name": "AdamW"} if kind == "default_adamw" else {}) | optimizer | early
     if isinstance(tree.get("loss"), dict):
         inner = tree["loss"].get("loss_fn")
         whole = not isinstance(inner, dict) or "Chunked" not in str(tree["loss"].get(CLASS))
         named = str(tree["loss"].get(CLASS, "CrossEntropyLoss")).removesuffix(".Config")
         tree["loss"] = {"class": named if whole else "ChunkedCELoss"}
-    if (
-        str(tree.get("optimizer", {}).get(CLASS, "") if isinstance(tree.get("optimizer"), dict) else "")
-        == "default_adamw"
-    ):
-        tree["optimizer"] = {"name": "AdamW"} | tree["optimizer"]
     return {key: _bare(value) for key, value in tree.items() if value is not None}
 
 
@@ -256,9 +252,8 @@ def _literal(path: str, dump: str) -> Tree:
             continue
         if isinstance(tree, dict):
             return tree
-    raise ConfigError(
-        f"{path}: the printed config is neither JSON nor a Python dict; lines of several ranks may be interleaved"
-    )
+    what = "the printed config is neither JSON nor a Python dict"
+    raise ConfigError(f"{path}: {what}; lines of several ranks may be interleaved")
 
 
 def _devices(text: str) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
 from steptime.launch.config_functions import read_function
-from steptime.launch.config_values import CLASS, constants_of, literal, syntax_of
+from steptime.launch.config_values import CLASS, FUNCTION, constants_of, literal, syntax_of, with_function
 from steptime.launch.job_keys import JobKeys
 from steptime.model.model import Model
 
@@ -28,7 +28,6 @@ _OTHER = frozenset({
 """Arguments that follow from the sizes, or change none."""
 _REGISTRIES = ("llama3_configs", "llama3_args")
 """Names of Llama 3's registry beside those of other models in one module."""
-_FLAVOR = "_flavor"
 
 
 def registered(code: str, flavor: str) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def registered(code: str, flavor: str) -> dict[str, Any]:
     ]
     returned = ast.unparse(said) + ("()" if isinstance(said, ast.Name) else "")
     with suppress(ConfigError):
-        return read_function("", f"{ast.unparse(tree)}\ndef {_FLAVOR}(): return {returned}", _FLAVOR, "")[1]
+        return read_function("", with_function(ast.unparse(tree), f"return {returned}"), FUNCTION, "")[1]
     return {}
 
 
@@ -131,9 +130,8 @@ def own_width(keys: JobKeys, said: dict[str, str], arguments: str, code: str) ->
     default = re.search(r"\bffn_dim: int = (\d+)", arguments)
     width = said.get("ffn_dim") or (default[1] if default else None)
     if width is None or _computes(code):
-        raise keys.error(
-            "model.flavor", "the fork's ModelArgs have ffn_dim, whose use is not read; add --set model=NAME"
-        )
+        what = "the fork's ModelArgs have ffn_dim, whose use is not read"
+        raise keys.error("model.flavor", f"{what}; add --set model=NAME")
     return {"hidden_dim": width}
 
 
@@ -145,9 +143,8 @@ def _computes(code: str) -> bool:
     classes = [node for node in syntax_of(code).body if isinstance(node, ast.ClassDef) and node.name == "FeedForward"]
     inside = [node for each in classes for node in ast.walk(each)]
     changed = [node for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    changed += [
-        node for sums in inside if isinstance(sums, ast.BinOp) for node in ast.walk(sums) if isinstance(node, ast.Name)
-    ]
+    sums = (part for node in inside if isinstance(node, ast.BinOp) for part in ast.walk(node))
+    changed += [node for node in sums if isinstance(node, ast.Name)]
     return not classes or not _HANDED_ON.search(code) or any(node.id == "hidden_dim" for node in changed)
 
 
