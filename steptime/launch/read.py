@@ -16,14 +16,14 @@ from typing import BinaryIO
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse
 from steptime.job.job import Job
-from steptime.launch.config_values import split_path
 from steptime.launch.devices import on_node, told_whole
 from steptime.launch.job_yaml import command_in
 from steptime.launch.keys import load_table, table_file
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.nearby_files import NearbyFiles, with_numbers
-from steptime.launch.program_calls import kind_started
+from steptime.launch.python.config_values import split_path
+from steptime.launch.python.program_calls import kind_started
 from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.grammar import PROGRAM
@@ -101,7 +101,9 @@ def read_as(
         if kind == "deepspeed" and _names_its_config(text, nearby):
             kind = "deepspeed-script"
         if kind in {*TABLES, "deepspeed-script"} - {"primus"}:
-            table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, nearby)
+            table: Reading = import_module("steptime.launch.trainers.trainer_plan").read_trainer(
+                kind, path, text, env, sets, nearby
+            )
             return table
         if kind in {"megatron", "nemo"} and _only_sizes(text):
             if config := nearby.config_of_nodes(_NODES):

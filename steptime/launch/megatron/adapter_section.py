@@ -10,9 +10,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
-from steptime.launch.adapters import lora_section
-from steptime.launch.figures import WHOLE
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.trainers.adapters import lora_section
+from steptime.launch.trainers.figures import WHOLE
 from steptime.model.model import Model
 
 _TRAINED = "adapters over frozen weights ({}): every weight is counted as trained"

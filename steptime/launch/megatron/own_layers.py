@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.flags import is_of_core, may_be_of_core
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_values import defaults_in
+from steptime.launch.python.program_values import defaults_in
 from steptime.launch.shell.script import Script
 
 _FIRST_WITH_TE = "22.09"

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
-from steptime.launch.config_values import (
+from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.nemo.nemo_programs import arguments_of, main_parts, on_which, sets_part, with_arguments
+from steptime.launch.nemo.targets import simplify
+from steptime.launch.python.config_values import (
     CLASS,
     calls_in,
     constants_of,
@@ -25,9 +28,6 @@ from steptime.launch.config_values import (
     syntax_of,
     with_function,
 )
-from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.nemo.nemo_programs import arguments_of, main_parts, on_which, sets_part, with_arguments
-from steptime.launch.nemo.targets import simplify
 
 _MERGES = {"process_config_with_overrides", "create_omegaconf_dict_config", "apply_overrides"}
 _OF_ARGUMENT = 2

@@ -14,8 +14,6 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
-from steptime.launch.config_functions import CALLED, read_function
-from steptime.launch.config_values import CLASS, FUNCTION, Computed
 from steptime.launch.devices import told
 from steptime.launch.keys import FOLDER, flatten, is_costly, load_table
 from steptime.launch.megatron.config_objects import object_keys
@@ -27,6 +25,8 @@ from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabu
 from steptime.launch.nemo.nemo_run import BASE, base_function, of_first_releases, over_recipe, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
+from steptime.launch.python.config_functions import CALLED, read_function
+from steptime.launch.python.config_values import CLASS, FUNCTION, Computed
 from steptime.launch.reading import LaunchFlag, Reading, Sets
 from steptime.launch.shell.blank_words import blanks
 from steptime.launch.shell.processes import Word, flags_of

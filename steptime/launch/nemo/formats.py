@@ -11,7 +11,6 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
-from steptime.launch.config_values import split_path
 from steptime.launch.devices import devices_in, stated, still_true, told
 from steptime.launch.keys import flatten, is_costly, load_table
 from steptime.launch.logs.printed_config import block, plain_lines
@@ -23,6 +22,7 @@ from steptime.launch.nemo.bridge_started import STARTERS, read_started
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import of_command_line, read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
+from steptime.launch.python.config_values import split_path
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import Word, flags_of
 from steptime.launch.shell.script import Script, read_script, variables_of

@@ -10,12 +10,12 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build, show
 from steptime.job.edit import read_model
-from steptime.launch.config_values import CLASS, Computed, dotted, last_name, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, rule_of, spelled, table_file
 from steptime.launch.named_models import preset_of
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import class_of
+from steptime.launch.python.config_values import CLASS, Computed, dotted, last_name, syntax_of
 from steptime.launch.reading import Sets
 from steptime.model.model import Model
 

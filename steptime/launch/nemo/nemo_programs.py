@@ -8,8 +8,14 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
-from steptime.launch.config_functions import read_function
-from steptime.launch.config_values import (
+from steptime.launch.devices import told
+from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.nemo.models import class_preset, classes, with_own_class
+from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.targets import CLASS as TARGET
+from steptime.launch.nemo.targets import NemoConfig, class_of
+from steptime.launch.python.config_functions import read_function
+from steptime.launch.python.config_values import (
     CLASS,
     FUNCTION,
     Computed,
@@ -19,12 +25,6 @@ from steptime.launch.config_values import (
     syntax_of,
     with_function,
 )
-from steptime.launch.devices import told
-from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.nemo.models import class_preset, classes, with_own_class
-from steptime.launch.nemo.nemo_run import read_two
-from steptime.launch.nemo.targets import CLASS as TARGET
-from steptime.launch.nemo.targets import NemoConfig, class_of
 from steptime.launch.reading import Reading, Sets
 from steptime.launch.vocabulary import entries_of
 

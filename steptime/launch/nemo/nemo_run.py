@@ -11,7 +11,6 @@ from typing import Any
 from steptime.base.config import ConfigError, near, show
 from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.config_values import merged, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, table_file
@@ -19,6 +18,7 @@ from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.models import changed, class_preset, classes
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
+from steptime.launch.python.config_values import merged, syntax_of
 from steptime.launch.reading import Reading
 
 _BUCKET = 128 * 1024 * 1024

@@ -11,9 +11,9 @@ import re
 from math import ceil
 from typing import Any
 
-from steptime.launch.config_functions import Tree
-from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.python.config_functions import Tree
+from steptime.launch.python.config_values import CLASS
 from steptime.launch.torchtitan.expert_settings import CLASSES, TOML_NAMES
 
 _FLOAT8, _MX, _FP4 = "quantize.linear.float8", "quantize.linear.mx", "quantize.linear.nvfp4"

@@ -10,11 +10,11 @@ from steptime.base.config import ConfigError, build, near, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
-from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_values import CLASS
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.own_flavors import (

@@ -13,10 +13,10 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.base.words import REFUSED
-from steptime.launch.config_functions import CALLED, Tree, read_function
-from steptime.launch.config_values import CLASS, merged
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_functions import CALLED, Tree, read_function
+from steptime.launch.python.config_values import CLASS, merged
 
 CONVERSION = "to_graph_trainer_config"
 """The function that makes GraphTrainer's config of a trainer's."""

@@ -12,13 +12,13 @@ from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.config_functions import Tree, read_function
-from steptime.launch.config_values import CLASS, Computed, split_path
 from steptime.launch.devices import devices_in, of_comment, of_name, still_true, taken, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, is_costly, load_table, read_keys
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_functions import Tree, read_function
+from steptime.launch.python.config_values import CLASS, Computed, split_path
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.batch import by_tokens, is_in_tokens
 from steptime.launch.torchtitan.checkpointing import option_of

@@ -12,9 +12,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
-from steptime.launch.config_functions import read_function
-from steptime.launch.config_values import CLASS, FUNCTION, constants_of, literal, syntax_of, with_function
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.python.config_functions import read_function
+from steptime.launch.python.config_values import CLASS, FUNCTION, constants_of, literal, syntax_of, with_function
 from steptime.model.model import Model
 
 _SIZES = frozenset({"dim", "n_layers", "vocab_size", "n_heads", "n_kv_heads", "hidden_dim", "head_dim"})

@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from steptime.launch.config_values import calls_in, last_name, syntax_of
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_calls import passed_in
+from steptime.launch.python.config_values import calls_in, last_name, syntax_of
+from steptime.launch.python.program_calls import passed_in
 
 _SINCE = (0, 20)
 _GONE = {

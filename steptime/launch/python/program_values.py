@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.launch.config_values import last_name, literal, operated, options_in, syntax_of
+from steptime.launch.python.config_values import last_name, literal, operated, options_in, syntax_of
 
 
 class Argument(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import told
-from steptime.launch.figures import Figures, size_of
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.trainers.figures import Figures, size_of
 from steptime.launch.zero_offload import offload_of
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.document import parse_mapping
-from steptime.launch.config_values import calls_in, constants_of, last_name, syntax_of
 from steptime.launch.keys import GivenKey
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_setup import sets_up_adapters
-from steptime.launch.program_values import Argument, Expression, name_of, solved, value_of
+from steptime.launch.python.config_values import calls_in, constants_of, last_name, syntax_of
+from steptime.launch.python.program_setup import sets_up_adapters
+from steptime.launch.python.program_values import Argument, Expression, name_of, solved, value_of
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
 """Options of custom programs that name a file of LoRA's settings."""

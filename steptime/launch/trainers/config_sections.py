@@ -11,7 +11,7 @@ from steptime.base.document import parse_mapping
 from steptime.launch.devices import SET_DEVICES
 from steptime.launch.keys import KeyTable, flatten, is_costly
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
-from steptime.launch.program_values import defaults_in
+from steptime.launch.python.program_values import defaults_in
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
 from steptime.launch.shell.training_command import SUBCOMMANDS

@@ -14,21 +14,21 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.adapters import put_adapters
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
-from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
 from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles, is_readable
-from steptime.launch.olmo_core import program_of
-from steptime.launch.program_calls import left_to_code, passed_in
-from steptime.launch.program_setup import set_up_in
+from steptime.launch.python.program_calls import left_to_code, passed_in
+from steptime.launch.python.program_setup import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
-from steptime.launch.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
-from steptime.launch.trainer_kernels import put_kernels, put_model_kernels
-from steptime.launch.trainer_sharding import put_fsdp, put_pipeline_engine, put_zero
-from steptime.launch.trl_defaults import of_unknown_trl
+from steptime.launch.trainers.adapters import put_adapters
+from steptime.launch.trainers.figures import Figures, size_of
+from steptime.launch.trainers.olmo_core import program_of
+from steptime.launch.trainers.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
+from steptime.launch.trainers.trainer_kernels import put_kernels, put_model_kernels
+from steptime.launch.trainers.trainer_sharding import put_fsdp, put_pipeline_engine, put_zero
+from steptime.launch.trainers.trl_defaults import of_unknown_trl
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 
 

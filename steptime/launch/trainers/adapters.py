@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from steptime.launch.figures import Figures
 from steptime.launch.job_keys import text_of
+from steptime.launch.trainers.figures import Figures
 from steptime.model.lora import EVERY, MLP, QKV
 
 PARTLY = "partial training by a method other than LoRA: every weight is counted as trained"

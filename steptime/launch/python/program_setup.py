@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from steptime.launch.config_values import calls_in, last_name, syntax_of
+from steptime.launch.python.config_values import calls_in, last_name, syntax_of
 
 _PREFERENCES = re.compile(r"(?:DPO|CPO|ORPO|KTO|BCO|GRPO|PPO|RLOO|XPO|OnlineDPO|NashMD|GKD|Reward|PRM)\w*Trainer")
 """Trainers of trl (trl/trainer) that train on preferences or rewards, or beside a reference model."""

@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.launch.config_sections import (
+from steptime.launch.devices import SET_DEVICES, by_comment, of_a_run, of_comment, taken
+from steptime.launch.interpolate import resolve
+from steptime.launch.job_keys import text_of
+from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
+from steptime.launch.nearby_files import NearbyFiles, read_nearby
+from steptime.launch.python.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
+from steptime.launch.python.program_setup import of_preferences, other_training
+from steptime.launch.python.program_values import defaults_in
+from steptime.launch.shell.processes import flags_of, split_words
+from steptime.launch.shell.script import Script, read_script, variables_of
+from steptime.launch.trainers.config_sections import (
     BY_README,
     costly,
     devices_of,
@@ -24,17 +34,7 @@ from steptime.launch.config_sections import (
     of_wandb,
     without_training,
 )
-from steptime.launch.devices import SET_DEVICES, by_comment, of_a_run, of_comment, taken
-from steptime.launch.interpolate import resolve
-from steptime.launch.job_keys import text_of
-from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
-from steptime.launch.nearby_files import NearbyFiles, read_nearby
-from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
-from steptime.launch.program_setup import of_preferences, other_training
-from steptime.launch.program_values import defaults_in
-from steptime.launch.shell.processes import flags_of, split_words
-from steptime.launch.shell.script import Script, read_script, variables_of
-from steptime.launch.trl_defaults import of_trl
+from steptime.launch.trainers.trl_defaults import of_trl
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:

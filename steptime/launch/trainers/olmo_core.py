@@ -13,16 +13,16 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
-from steptime.launch.config_functions import CALLED, read_function
-from steptime.launch.config_values import CLASS, FUNCTION, Computed, calls_in, ends, syntax_of, with_function
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, flatten, is_costly, load_table
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_functions import CALLED, read_function
+from steptime.launch.python.config_values import CLASS, FUNCTION, Computed, calls_in, ends, syntax_of, with_function
 from steptime.launch.reading import Sets
 from steptime.launch.shell.blank_words import blanks
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script, read_script
-from steptime.launch.trainer_files import Said
+from steptime.launch.trainers.trainer_files import Said
 
 _BUILDERS = {"model_config_builder": "model", "train_module_config_builder": "train_module"}
 """Argument of build_config -> the section of the config that its function returns."""

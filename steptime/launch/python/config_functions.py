@@ -16,8 +16,9 @@ from copy import deepcopy
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.launch import call_arguments as calls
-from steptime.launch.config_values import (
+from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python import call_arguments as calls
+from steptime.launch.python.config_values import (
     CLASS,
     MOST_ITEMS,
     Computed,
@@ -38,7 +39,6 @@ from steptime.launch.config_values import (
     spread,
     whole_call,
 )
-from steptime.launch.nearby_files import NearbyFiles
 
 CALLED = "_called_"
 """The key under which a config lists the calls that it is given to and that are not followed."""
