@@ -278,3 +278,15 @@ def test_a_flavor_in_a_comment_is_not_the_forks(tmp_path: Path) -> None:
     config = at / "train_configs" / "job.toml"
     config.write_text(JOB.format(flavor="1B"))
     assert to_job(read("torchtitan", str(config), HARDWARE), HARDWARE).model.inter_sz == 8192
+
+
+def test_sizes_of_a_fork_may_be_products_and_grouped_digits(tmp_path: Path) -> None:
+    """4 * 512 is 2,048, not 4; 2 x 4 x 2048 / 3 = 5,461, up to a multiple of 256: 5,632."""
+    at = tmp_path / "torchtitan" / "models" / "llama3"
+    (at / "train_configs").mkdir(parents=True)
+    sizes = "dim=4 * 512, n_layers=16, n_heads=32, vocab_size=128_000"
+    (at / "__init__.py").write_text(f'llama3_configs = {{"1B": TransformerModelArgs({sizes})}}\n')
+    config = at / "train_configs" / "job.toml"
+    config.write_text(JOB.format(flavor="1B"))
+    model = to_job(read("torchtitan", str(config), HARDWARE), HARDWARE).model
+    assert (model.hidden_sz, model.inter_sz, model.vocab_sz) == (2048, 5632, 128000)

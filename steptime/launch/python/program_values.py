@@ -66,6 +66,8 @@ def solved(value: Any, given: Mapping[str, Any]) -> Any:
     (False, False)
     >>> solved(Argument("bf16"), {"bf16": True}), solved(Expression("16 if args.big else args.rank"), {"big": False})
     (True, None)
+    >>> solved(Expression("args.rank > 8 and 2 * args.rank"), {"rank": 16}), solved(Expression("args.n > 8"), {})
+    (32, None)
     """
     try:
         if isinstance(value, Argument):
