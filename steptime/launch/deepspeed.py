@@ -52,7 +52,7 @@ def read_deepspeed(
         tree = tree | {"zero_optimization": {"stage": int(zero)}}
     keys = JobKeys(path, table, read_keys(flatten(tree), table), sets=sets)
     devices = devices_in("", env)
-    _check_told(keys, devices, nearby.script_of(path) if nearby is not None else "")
+    _check_told(keys, devices, (nearby or NearbyFiles()).script_of(path))
     performance = {"software": "deepspeed"} | _precision(keys)
     parallelism, data = _layout(keys, devices)
     if parallelism["zero_level"]:
@@ -103,9 +103,8 @@ def put_deepspeed_config(keys: JobKeys, nearby: NearbyFiles | None) -> ZeroExtra
     table = load_table("deepspeed")
     inner = JobKeys(str(name), table, read_keys(flatten(_json(str(name), text)), table))
     if inner.get("zero_optimization.stage") not in (None, "auto"):
-        keys.put(
-            "zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage"
-        )
+        stage = "zero_optimization.stage"
+        keys.put("zero_stage", inner.count(stage, 0, least=0), by=f"{name}: {stage}")
     whole, flag = inner.get(_BATCH), keys.get("global_batch_size")
     if None not in (whole, flag) and str(whole) not in {"auto", str(flag)} and told(keys.sets, "data.gbs") is None:
         both = f"{name}: {_BATCH} {whole} contradicts {keys.name('global_batch_size')} {flag}"
@@ -127,10 +126,8 @@ def put_deepspeed_config(keys: JobKeys, nearby: NearbyFiles | None) -> ZeroExtra
     return found
 
 
-_HPZ, _QWZ, _QGZ = (
-    f"zero_optimization.{key}"
-    for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
-)
+_PLUS = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
+_HPZ, _QWZ, _QGZ = (f"zero_optimization.{key}" for key in _PLUS)
 
 
 def plus_plus_of(keys: JobKeys, level: int) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def of_script(keys: JobKeys, found: _Read) -> int | None:
     against = " of the script" in why and (devices % ranks or whole % share)
     if against:
         told = f"{devices} devices ({why}), {ranks} to a replica, do not divide the batch of {whole}"
-        keys.left_open["parallelism.dp"] = f"number of devices unknown: {told}; {SET_DEVICES}"
+        keys.ask("parallelism.dp", f"number of devices unknown: {told}")
     if not against and keys.whole("data_parallel_size") is None:
         return devices
     keys.notes = [note for note in keys.notes if not is_default(note)]

@@ -8,17 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError, show
-from steptime.launch.keys import (
-    GivenKey,
-    KeyRule,
-    KeyTable,
-    family,
-    named_defaults,
-    near_key,
-    plan_key,
-    rule_of,
-    speaks_of_cost,
-)
+from steptime.launch.keys import GivenKey, KeyTable, family, named_defaults, near_key, plan_key, rule_of, speaks_of_cost
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import LaunchFlag, Reading, Sets, Status, is_other_model, open_with, refusals
 
@@ -72,7 +62,7 @@ class JobKeys:
         self.devices_per_node: int | None = None
         self.launcher: Mapping[str, Any] | None = table.raw.get("launcher")
         """`devices` of the framework's own launcher by default (a number, or "node": all of one), and the source."""
-        self.nearby: NearbyFiles | None = None
+        self.nearby = NearbyFiles()
         """Files that it may name."""
         self.tokenizer = ""
         """Whose official tokenizer it says that it has, besides its keys."""
@@ -95,6 +85,10 @@ class JobKeys:
         """Record a problem of several keys."""
         self.problems.append(f"{self.source}: {what}")
 
+    def ask(self, path: str, why: str, value: str = "N") -> None:
+        """Leave a key of the plan open: the file does not set it."""
+        self.left_open[path] = f"{why}; add --set {path}={value}"
+
     def put(self, key: str, value: Any, by: str = "") -> None:
         """Set a key to a value derived from others; `by` names them, where the source may also set the key."""
         self.values[key] = value
@@ -115,10 +109,8 @@ class JobKeys:
         if key in self.without_value:
             self.problem(self.without_value[key])
             return None
-        if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,30}\s*", value):
-            value = int(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
+        digits = isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,30}\s*", value)
+        value = int(value) if digits or (isinstance(value, float) and value.is_integer()) else value
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             self.fail(key, f"expected a whole number of at least {least} (got {show(value)}){self._fix(key, value)}")
         elif value > MOST:
@@ -203,7 +195,7 @@ class JobKeys:
             status, note = self.fates.get(key, ("default", rule.note))
             if key in self.values or status == "irrelevant":
                 continue
-            if not rule.only_with or (rule.only_with in self.values and self._matters(rule)):
+            if not rule.only_with or (rule.only_with in self.values and self._matters(rule.only_with)):
                 kind = "default" if status == "used" else status
                 whose = self.defaults_of.get(key, self.table.framework)
                 found.append(LaunchFlag(self.spell(name), text_of(value), kind, f"{whose}: {plan_key(note)}"))
@@ -227,9 +219,9 @@ class JobKeys:
             return "irrelevant", rule.note
         if rule.status == "used" and value is None:
             return "irrelevant", f"unset: {plan_key(rule.note)}"
-        if rule.status in {"unmodeled", "approximated"} and _is_off(value, rule):
+        if rule.status in {"unmodeled", "approximated"} and _is_off(value, rule.off):
             return "irrelevant", f"off: {rule.note}"
-        if not self._matters(rule):
+        if not self._matters(rule.only_with):
             return "irrelevant", f"only with {self.name(rule.only_with)}"
         return rule.status, rule.note
 
@@ -238,19 +230,19 @@ class JobKeys:
         framework = self.table.framework
         if value in (*_NOTHING, False) or str(value).lower() in _OFF_WORDS:
             return "irrelevant", f"off; not an option of {framework}"
-        if (on := family(key, self.table)) in self.values and not self._matters(KeyRule("unmodeled", "", (), on)):
+        if (on := family(key, self.table)) in self.values and not self._matters(on):
             return "irrelevant", f"only with {self.name(on)}"
         near = near_key(key, self.table)
+        if not near and not speaks_of_cost(key):
+            return "irrelevant", f"{UNKNOWN} of {framework}; its name suggests no cost"
         why = f"did you mean {self.spell(near)}?" if near else "its name suggests a cost"
-        if near or speaks_of_cost(key):
-            return "unmodeled", f"not an option of {framework}; {why}"
-        return "irrelevant", f"{UNKNOWN} of {framework}; its name suggests no cost"
+        return "unmodeled", f"not an option of {framework}; {why}"
 
-    def _matters(self, rule: KeyRule) -> bool:
-        """Whether the key that activates a rule is on: not empty, false, or a default size or word."""
-        value, (_, default) = self.get(rule.only_with), self.table.defaults.get(rule.only_with, ("", None))
+    def _matters(self, only_with: str) -> bool:
+        """Whether the key that activates a rule is on: not empty, false, or a default size or word; "" is no key."""
+        value, (_, default) = self.get(only_with), self.table.defaults.get(only_with, ("", None))
         off = value in (*_NOTHING, False) or _same(value, "false") or (default is not True and _same(value, default))
-        return not rule.only_with or not off
+        return not only_with or not off
 
     def reading(self, config: dict[str, Any], left_open: Mapping[str, str] | None = None) -> Reading:
         """The config with the use of every key.
@@ -274,11 +266,11 @@ class JobKeys:
         return reading
 
 
-def _is_off(value: Any, rule: KeyRule) -> bool:
-    """Whether a value leaves an unmodeled key without effect; by default false and 0 do."""
-    if value in _NOTHING and value is not False and (not rule.off or any(not word for word in rule.off)):
-        return True
-    return any(_same(value, word) for word in rule.off)
+def _is_off(value: Any, off: Iterable[Any]) -> bool:
+    """Whether a value leaves an unmodeled key without effect: one of `off`, or nothing where these have that or are none."""
+    off = [*off]
+    nothing = value in _NOTHING and value is not False and not all(off or [""])
+    return nothing or any(_same(value, word) for word in off)
 
 
 def _same(value: Any, word: Any) -> bool:

@@ -73,9 +73,8 @@ def _variables(tree: Any) -> Iterator[tuple[str, str]]:
             listed = value if isinstance(value, list) else []
             pairs = list(value.items()) if isinstance(value, dict) else []
             pairs += [(item.get("name"), item.get("value")) for item in listed if isinstance(item, dict)]
-            yield from (
-                (str(name), str(said)) for name, said in pairs if re.fullmatch(r"\w+", str(name)) and said is not None
-            )
+            known = (pair for pair in pairs if re.fullmatch(r"\w+", str(pair[0])) and pair[1] is not None)
+            yield from ((str(name), str(said)) for name, said in known)
         else:
             yield from _variables(value)
 

@@ -142,6 +142,12 @@ def family(key: str, table: KeyTable) -> str:
     return next((on for begun, on in (table.raw.get("families") or {}).items() if key.startswith(begun)), "")
 
 
+def is_costly(name: str, table: KeyTable, *, unknown: bool = False) -> bool:
+    """Whether a name has a rule by which it changes the plan; `unknown`: the answer for a name without a rule."""
+    rule = rule_of(spelled(name, table), table)
+    return unknown if rule is None else rule.status != "irrelevant"
+
+
 def spelled(name: str, table: KeyTable) -> str:
     """A name as the table spells it: renamed whole, or by the longest prefix that ends in a dot, repeatedly.
 
@@ -167,28 +173,10 @@ def read_keys(said: Mapping[str, Any], table: KeyTable) -> list[GivenKey]:
     return [GivenKey(name, spelled(name, table), said[name]) for name in sorted(said, key=height.__getitem__)]
 
 
-_COST = re.compile(
-    r"(?:^|_)(?:n_?layers?|num_\w*(?:layers?|heads?|groups?|stages?)|layers?|hidden|ffn|inter(?:mediate)?|heads?|(?:head_)?dims?"
-    r"|(?:micro_|global_)?batch(?:_?size)?|gbs|mbs|seq(?:uence|len)?(?:_len(?:gth)?)?|n?experts?|[a-z]{0,6}moe|mamba|mla|mtp|lora|peft"
-    r"|adapters?|window|sparse|kv|rank|ranks|attention|attn|mlp|swiglu|geglu|glu|activation|norm|layernorm|rmsnorm|rope|rotary"
-    r"|bias|tied?|untie|tying|embeddings?|parallel(?:ism)?|tp|pp|dp|cp|ep|vpp|sp|ulysses|zero|fsdp|shard(?:ing|s|ed)?|pipeline|stages?"
-    r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
-    r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
-    r"|compile|graphs?|accum\w*|freeze\w*|frozen|vocab(?:_?size)?|packing|packed|tensors?|width|depth"
-    r"|mask_only|gumbel|prun(?:e|ed|ing)|sparsity|distill\w*|teacher|student|grad_comp|compress(?:ed|ion|or)?|error_feedback"
-    r"|delays?|interleave\w*|zb"
-    r"|(?:model|block|context|ctx)_(?:size|len(?:gth)?))(?:_|$)"
-)
-"""Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer, overlap, what trains."""
-_COST_SECTION = re.compile(r"(?:^|[._])(?:attention|attn|moe|experts?|mamba|mlp|lora|adapters?)(?:[._]|$)")
-"""Names of sections whose keys all refer to layers."""
-_NO_COST = re.compile(
-    r"(?:^|_)(?:lr|log|logging|wandb|tensorboard|save|load|path|paths|dir|file|files|folder|name|names|project|seed|data|dataset|eval|val|valid\w*"
-    r"|test|tokenizer|profil\w*|decay|warmup|beta\d?|eps|epsilon|init|print|dump|debug|timeout|iters|steps|interval|url|key(?!_value_heads)"
-    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname|learning|measure|procs?|workers?|threads?|fault|retr(?:y|ies))(?:_|$)"
-    r"|(?:^|_)(?:rope|rotary|yarn)_\w*(?:scaling|theta|base|factor|timescale|freq|beta|original|positional)"
-)
-"""Words in a key's name that refer to something irrelevant."""
+@cache
+def _words(name: str, ends: str = "_") -> str:
+    """A pattern of the words of data/launch/key_words.yaml under a name, between `ends`."""
+    return rf"(?:^|[{ends}])(?:{'|'.join(table_file('key_words')[name])})(?:[{ends}]|$)"
 
 
 def speaks_of_cost(key: str) -> bool:
@@ -207,7 +195,9 @@ def speaks_of_cost(key: str) -> bool:
     name = name[:200]  # no key is as long; time grows with the square of a name's length
     if name.startswith("_"):  # as JSON has comments
         return False
-    return bool(_COST.search(name) or _COST_SECTION.search(section)) and not _NO_COST.search(name)
+    costs = re.search(_words("cost"), name) or re.search(_words("cost_sections", "._"), section)
+    others = (_words("no_cost"), table_file("key_words")["no_cost_words"])
+    return bool(costs) and not any(re.search(pattern, name) for pattern in others)
 
 
 def near_key(key: str, table: KeyTable) -> str:
@@ -215,33 +205,16 @@ def near_key(key: str, table: KeyTable) -> str:
     telling = [name for name, rule in table.rules.items() if rule.status != "irrelevant" and "*" not in name]
     section, _, field = key.rpartition(".")
     close = get_close_matches(key, telling, n=1, cutoff=0.9)
-    fields = [
-        name.rpartition(".")[2] for name in [*telling, *table.renamed] if name.rpartition(".")[0] in {section, ""}
-    ]
+    parts = (name.rpartition(".") for name in [*telling, *table.renamed])
+    fields = [last for of, _, last in parts if of in {section, ""}]
     return next(iter(close or get_close_matches(field, fields, n=1, cutoff=0.88)), "")
 
 
-_PLAN_KEYS = {
-    "model": "model model_type weights overrides", "model.lora": "adapter adapter_everywhere base_bits",
-    "model.lora.dropout": "adapter_dropout", "model.lora.rank": "adapter_rank",
-    "model.lora.targets": "adapter_mlp adapter_targets lora_key lora_mlp lora_projection lora_query lora_value",
-    "model.inter_sz": "mlp mlp_multiple mlp_ratio", "model.vocab_sz": "tokenizer vocabulary",
-    "devices": "devices nodes per_node", "data.gbs": "batch steps tokens_batch",
-    "data.microbatch_sz": "micro micro_of_stage device_batch", "parallelism": "deepspeed distributed",
-    "parallelism.dp": "dp_dcn dp_dcn_shard dp_shard", "parallelism.fsdp": "fsdp fsdp_strategy fsdp_version",
-    "parallelism.fsdp.backward_prefetch": "fsdp_prefetch", "parallelism.fsdp.no_sync": "sync_each_batch",
-    "parallelism.fsdp.original_params": "fsdp_original_params", "parallelism.fsdp.wrap": "fsdp_least fsdp_policy",
-    "parallelism.layers_per_stage": "chunks_rounded layers_per_chunk", "parallelism.replicas": "dp_replicate",
-    "performance.attention_impl": "attention flash", "performance.attention_backend": "backend_attention",
-    "performance.compile": "backend_compile compile compile_backend dynamo",
-    "performance.cpu_offload": "fsdp_offload offload_optimizer offload_params", "performance.cuda_graphs": "backend_graphs",
-    "performance.loss_impl": "liger", "performance.optimizer": "optimizer",
-    "performance.precision": "bf16 fp16 fp8 fsdp_precision half pure_bf16",
-    "performance.recompute": "checkpointed_layers checkpointing replayed wrapped_checkpointing",
-    "performance.rope_impl": "backend_rope",
-}  # fmt: skip
-"""Key of a plan -> the figures that decide it."""
-_KEY_OF = {f"@{figure}": key for key, figures in _PLAN_KEYS.items() for figure in figures.split()}
+@cache
+def _plan_keys() -> dict[str, str]:
+    """@figure -> the key of a plan that it decides."""
+    said = table_file("key_words")["figures"]
+    return {f"@{figure}": key for key, figures in said.items() for figure in figures.split()}
 
 
 def plan_key(to: str) -> str:
@@ -250,4 +223,4 @@ def plan_key(to: str) -> str:
     >>> plan_key("@micro"), plan_key("data.seqlen")
     ('data.microbatch_sz', 'data.seqlen')
     """
-    return _KEY_OF.get(to, to)
+    return _plan_keys().get(to, to)

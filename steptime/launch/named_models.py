@@ -93,9 +93,8 @@ def begins(name: str) -> str:
     >>> begins("own/model")
     ''
     """
-    words = re.sub(
-        r"^mistral-7b(?:-instruct)?-v0\.1", "mistral-7b-v0.2", re.sub(r"(?<=\d)p(?=\d+b\b)", ".", _spelled(name))
-    )
+    words = re.sub(r"(?<=\d)p(?=\d+b\b)", ".", _spelled(name))
+    words = re.sub(r"^mistral-7b(?:-instruct)?-v0\.1", "mistral-7b-v0.2", words)
     words = re.sub(r"^(qwen|phi)(\d)(\d)(?=-)", r"\1\2.\3", words)
     found = [preset for preset in model_names() if re.match(rf"{re.escape(preset)}(?:-|$)", words)]
     return f" ({max(found, key=len)}, if it has the sizes and vocabulary that its name begins with)" if found else ""
@@ -111,9 +110,7 @@ def preset_of(name: str) -> str | None:
     plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", words)
     known = {found: found for found in model_names()} | aliases()
     dashless = {found.replace("-", ""): preset for found, preset in known.items()}
-    return next(
-        (named for named in (known.get(words), known.get(plain), dashless.get(plain.replace("-", ""))) if named), None
-    )
+    return known.get(words) or known.get(plain) or dashless.get(plain.replace("-", ""))
 
 
 def model_field(section: Any, path: str) -> Any:

@@ -34,7 +34,7 @@ _NAMED = ("name", "flavor")
 
 
 def read_over_torchtitan(
-    path: str, trainer: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles | None
+    path: str, trainer: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles
 ) -> Reading:
     """The job of the overrides of `trainer`, which hold sections of torchtitan's config, with the model's file `name`.
 
@@ -61,7 +61,7 @@ def read_over_torchtitan(
 
 
 def _titan_model(
-    path: str, name: str, table: Mapping[str, Any], own: Mapping[str, Any], sets: Sets, nearby: NearbyFiles | None
+    path: str, name: str, table: Mapping[str, Any], own: Mapping[str, Any], sets: Sets, nearby: NearbyFiles
 ) -> dict[str, Any]:
     """The section `model` of the model's file; `own` is that of the job.
 
@@ -69,7 +69,7 @@ def _titan_model(
         ConfigError: the file is not in the repository of the job or names no model, its own name is not a known one, and the
             job names no model.
     """
-    text = nearby.text(f"primus/configs/models/torchtitan/{name}.yaml") if nearby else None
+    text = nearby.text(f"primus/configs/models/torchtitan/{name}.yaml")
     bare = name.removesuffix(_FLOAT8)
     known: dict[str, list[str]] = table["torchtitan_models"]
     if text is not None:
@@ -124,6 +124,7 @@ def _lines(tree: Mapping[str, Any], above: str) -> list[str]:
 
 def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles | None = None) -> Reading:
     """The framework's settings under modules.pre_trainer.overrides, and its model's file, or the model of that name."""
+    nearby = nearby or NearbyFiles()
     tree = parse_mapping(_filled(text, env), path)
     modules = tree.get("modules")
     trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
@@ -134,9 +135,8 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
         raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
     framework = trainer.get("framework", "megatron")
     if framework not in ("megatron", "torchtitan"):
-        raise ConfigError(
-            f"{path}: modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
-        )
+        what = f"modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
+        raise ConfigError(f"{path}: {what}")
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     if framework == "torchtitan":
         return read_over_torchtitan(path, trainer, name, env, sets, nearby)
@@ -154,11 +154,9 @@ def _filled(text: str, env: Env) -> str:
     return re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text)
 
 
-def _defaults(
-    file: str, tree: Mapping[str, Any], table: Mapping[str, Any], nearby: NearbyFiles | None
-) -> Mapping[str, Any]:
+def _defaults(file: str, tree: Mapping[str, Any], table: Mapping[str, Any], nearby: NearbyFiles) -> Mapping[str, Any]:
     """Key -> the default: of the `file` of the module in the job's repository, else of the version whose words the job uses."""
-    text = nearby.text(f"primus/configs/modules/torchtitan/{file}") if nearby and file else None
+    text = nearby.text(f"primus/configs/modules/torchtitan/{file}") if file else None
     if text is None:
         return table["older_torchtitan" if "batch_size" in tree.get("training", {}) else "torchtitan"]  # type: ignore[no-any-return]
     said = parse_mapping(text, file)
@@ -170,7 +168,7 @@ def _defaults(
 def _model_file(
     name: str,
     env: Env,
-    nearby: NearbyFiles | None,
+    nearby: NearbyFiles,
     above: tuple[str, ...] = (),
     known: dict[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
@@ -183,7 +181,7 @@ def _model_file(
         ConfigError: a file that another one extends was not found, or extends itself.
     """
     file = f"primus/configs/models/megatron/{name}"
-    if nearby is None or name == "language_model.yaml" or (not above and nearby.text(file) is None):
+    if name == "language_model.yaml" or (not above and nearby.text(file) is None):
         return {}
     known = {} if known is None else known
     if name in known:

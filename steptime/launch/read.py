@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
@@ -15,14 +16,14 @@ from typing import BinaryIO
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse
 from steptime.job.job import Job
-from steptime.launch.config_values import split_path
 from steptime.launch.devices import on_node, told_whole
 from steptime.launch.job_yaml import command_in
-from steptime.launch.keys import load_table
+from steptime.launch.keys import load_table, table_file
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.nearby_files import NearbyFiles, with_numbers
-from steptime.launch.program_calls import kind_started
+from steptime.launch.python.config_values import split_path
+from steptime.launch.python.program_calls import kind_started
 from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.grammar import PROGRAM
@@ -50,25 +51,6 @@ _NODES, _LAUNCHED = "DGXNNODES", r"\b(?:accelerate|torchrun|deepspeed)\b"  # the
 _SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"  # by sbatch
 _DS_KEYS = "zero_optimization|train_batch_size|train_micro_batch_size_per_gpu"
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
-_MARKS = {
-    "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|(?<!-)-{8,} arguments -{8,}|"
-    r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
-    r"^language_model:(?=[\s\S]*^model_parallel:)|\bentrypoint: \S*flagscale|^MODEL_ARGS:|^system:(?=[\s\S]*\n\s+num_layers:)",
-    "torchtitan": (
-        r"torchtitan\.train\b|--job\.config|CONFIG_FILE=\S*torchtitan|^\[(?:training|parallelism)\]|\[titan\]|"
-        r"Running with (?:args|configs): \{|Trainer\.Config\b|\bCONFIG=\w+[^#]*(?<![\w.-])run_train\.sh\b"
-    ),
-    "nemo": (
-        r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
-        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> (?:run\.)?Partial\b|"
-        r"^from megatron\.bridge\b|import_module\(f?.megatron\.bridge|^(?:import|from) nemo(?:_run\b|\.collections import llm$)|"
-        r"\A(?=[\s\S]*^train:)(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
-        r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\b\w+/(?:setup_experiment|run_script)|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
-        r"\A(?![\s\S]*^language_model:)[\s\S]*^encoder_seq_length:|(?:^|[\s'\"])nemo llm (?:pretrain|finetune)\b"
-    ),
-    "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:" + _DS_KEYS + r")\"\s*:",
-}
-"""Kind -> what its files contain, for messages about another kind's file."""
 
 
 def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> Reading:
@@ -109,18 +91,21 @@ def read_as(
     Raises:
         ConfigError: it is no launch file of that framework; the message names the framework that it seems to be of.
     """
+    nearby = nearby or NearbyFiles()
     with_numbers(text, path)
     if is_plan(text):
         raise ConfigError(f"{path}: is a plan already; run 3dtrn {path}")
     try:
         if kind == "auto":
             kind = kind_of(path, text, nearby)
-        if kind == "deepspeed" and nearby is not None and _names_its_config(text, nearby):
+        if kind == "deepspeed" and _names_its_config(text, nearby):
             kind = "deepspeed-script"
         if kind in {*TABLES, "deepspeed-script"} - {"primus"}:
-            table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, nearby)
+            table: Reading = import_module("steptime.launch.trainers.trainer_plan").read_trainer(
+                kind, path, text, env, sets, nearby
+            )
             return table
-        if kind in {"megatron", "nemo"} and nearby is not None and _only_sizes(text):
+        if kind in {"megatron", "nemo"} and _only_sizes(text):
             if config := nearby.config_of_nodes(_NODES):
                 added = NearbyFiles(nearby.folder, [path, *map(str, nearby.added)])
                 return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
@@ -156,11 +141,8 @@ def is_plan(text: str) -> bool:
     except ConfigError:
         return False
     sections = found.keys() if isinstance(found, dict) else set()
-    return (
-        "model" in sections
-        and bool({"parallelism", "hardware", "devices"} & sections)
-        and sections <= {*Job.model_fields}
-    )
+    runs = bool({"parallelism", "hardware", "devices"} & sections)
+    return "model" in sections and runs and sections <= {*Job.model_fields}
 
 
 def another(kind: str, text: str) -> str:
@@ -179,7 +161,8 @@ def another(kind: str, text: str) -> str:
 
 def _kinds(text: str) -> list[str]:
     """The kinds whose marks a text has."""
-    marks = _MARKS | {kind: load_table(kind.replace("-", "_")).raw["marks"] for kind in TABLES}
+    marks = {kind: "|".join(patterns) for kind, patterns in table_file("kinds").items()}
+    marks |= {kind: load_table(kind.replace("-", "_")).raw["marks"] for kind in TABLES}
     return [kind for kind, pattern in marks.items() if re.search(pattern, text, re.MULTILINE)]
 
 
@@ -191,10 +174,11 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     Raises:
         ConfigError: it has no marks of any kind.
     """
+    nearby = nearby or NearbyFiles()
     bare = re.sub(r"^[ \t]*#.*", "", text, flags=re.MULTILINE) if _is_shell(path, text) else text
     dump = (begins := _BEGINS.search(text)) and _SIZE.search(text, begins.end())
     kinds = ["megatron"] if dump else _kinds(bare) or _kinds(text)
-    if set(kinds) <= {"transformers", "deepspeed"} and nearby is not None and re.search(_LAUNCHED, text):
+    if set(kinds) <= {"transformers", "deepspeed"} and re.search(_LAUNCHED, text):
         named = (nearby.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
         kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
     ordered = (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed")
@@ -211,7 +195,7 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     return telling[0]
 
 
-def _runs_swift(path: str, text: str, nearby: NearbyFiles | None) -> bool:
+def _runs_swift(path: str, text: str, nearby: NearbyFiles) -> bool:
     """Whether a script that may start ms-swift with or without Megatron-Core starts it without, as its variables are."""
     if not re.search(r"\bswift (?:sft|pt)\b", text):
         return False
@@ -271,13 +255,11 @@ def read_text(path: str) -> str:
     Raises:
         ConfigError: there is no such file, or it cannot be read.
     """
-    if path == "-":
-        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
-            raise ConfigError("standard input is closed; pipe a launch file into it")
-        return _decoded(_beginning(sys.stdin.buffer))
+    if path == "-" and sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
+        raise ConfigError("standard input is closed; pipe a launch file into it")
     try:
-        with open_plain(path) as file:
-            return _decoded(_beginning(file))
+        with nullcontext(sys.stdin.buffer) if path == "-" else open_plain(path) as file:
+            return _beginning(file).decode("utf-8-sig", errors="replace").replace("\0", "")
     except EOFError:
         raise ConfigError(f"{path}: damaged gzip file") from None
 
@@ -294,7 +276,3 @@ def _beginning(file: BinaryIO) -> bytes:
             return block[found.start() :] + file.read(MAX_BYTES)
         tail = block[-200:]
     return head
-
-
-def _decoded(raw: bytes) -> str:
-    return raw.decode("utf-8-sig", errors="replace").replace("\0", "")

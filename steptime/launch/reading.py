@@ -73,9 +73,8 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
     once = {
         flag.name if flag.note.startswith(NO_OPTION) else flag.note: flag for flag in reversed(refused)
     }  # for one reason the first key
-    return [
-        f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or [flag for flag in refused if flag in once.values()]
-    ]
+    listed = alone or [flag for flag in refused if flag in once.values()]
+    return [f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in listed]
 
 
 def is_other_model(flag: LaunchFlag) -> bool:
@@ -216,12 +215,8 @@ def _holds_states(reading: Reading, job: Job) -> None:
     states = (16.0 if job.model.lora is None else 0.5) * n_params(job.model, job.data.seqlen)
     memory = job.machine.accelerator.memory_bytes
     named = any(flag.name == "distributed_type" for flag in reading.flags)
-    if (
-        taken.note.startswith("parallelism.dp: accelerate launch")
-        and not named
-        and not job.zero_level
-        and states > memory
-    ):
+    alone = taken.note.startswith("parallelism.dp: accelerate launch") and not named and not job.zero_level
+    if alone and states > memory:
         why = f"no accelerate config is named, and {states / 2**30:,.0f} GiB of states do not fit on one device"
         raise ConfigError(f"sharding unknown ({why}); add --with FILE")
     if states > memory * job.parallelism.devices:

@@ -58,7 +58,7 @@ def entries_of(
     """
     own = False
     for name in files:
-        found_at = (_own_file(name, nearby) if nearby is not None else None) or Path(name)
+        found_at = _own_file(name, nearby or NearbyFiles()) or Path(name)
         counted = _counted(found_at) or (_pieces(found_at, _ADDED.get(kind, ())) if reads_pieces(kind) else None)
         if counted is not None:
             return counted, f"as counted in {found_at.name}"

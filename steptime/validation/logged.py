@@ -16,7 +16,7 @@ from steptime.job.job import Job
 from steptime.job.sections import Hardware
 from steptime.launch.devices import states_devices
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
-from steptime.launch.logs.launched import other_devices, started_by
+from steptime.launch.logs.printed_config import other_devices, started_by
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments, of_dump
 from steptime.launch.nearby_files import NearbyFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.launch.deepspeed import TRACED_MASK
-from steptime.launch.trainer_kernels import liger_chunks
+from steptime.launch.trainers.trainer_kernels import liger_chunks
 from steptime.validation.measurements import MeasuredRow
 
 NLL_ROWS = 256

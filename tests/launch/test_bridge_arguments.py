@@ -8,7 +8,7 @@ import pytest
 from test_files_of_forks import SETS
 
 from steptime.base.config import ConfigError
-from steptime.launch.config_functions import read_function
+from steptime.launch.python.config_functions import read_function
 from steptime.launch.read import read
 
 RECIPES = """\

@@ -5,11 +5,11 @@ import time
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.launch.config_functions import read_function
 from steptime.launch.devices import data_parallel, devices_in, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyRule, KeyTable, load_table, read_keys, rule_of, speaks_of_cost, spelled
 from steptime.launch.nemo.targets import simplify
+from steptime.launch.python.config_functions import read_function
 
 TABLE = KeyTable(
     "Frame 1.0",

@@ -10,8 +10,8 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.launch.logs.entries import WorldSize
-from steptime.launch.logs.launched import started_by
 from steptime.launch.logs.lines import said
+from steptime.launch.logs.printed_config import started_by
 from steptime.validation.logged import read_run
 
 MACHINE = ["hardware.node_type=dgx-h100"]

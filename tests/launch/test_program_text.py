@@ -7,8 +7,8 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_calls import kind_started, passed_in
-from steptime.launch.program_setup import set_up_in
+from steptime.launch.python.program_calls import kind_started, passed_in
+from steptime.launch.python.program_setup import set_up_in
 from steptime.launch.read import kind_of, read
 
 FROZEN = ["frozen weights, set up by its code"]

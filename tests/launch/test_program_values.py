@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_program_calls import COMMAND, SETS, reading
 
-from steptime.launch.program_calls import passed_in
-from steptime.launch.program_values import Expression
+from steptime.launch.python.program_calls import passed_in
+from steptime.launch.python.program_values import Expression
 from steptime.launch.reading import to_job
 
 CHOICES = """\

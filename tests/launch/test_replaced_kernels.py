@@ -11,7 +11,7 @@ from steptime.launch.deepspeed import read_deepspeed
 from steptime.launch.megatron.sources import read_megatron
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import to_job
-from steptime.launch.trainers import read_trainer
+from steptime.launch.trainers.trainer_plan import read_trainer
 
 SETS = {"hardware.node_type": "dgx-h100", "parallelism.dp": 8}
 FILE = (

@@ -5,11 +5,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "steptime"
 ORDER = [
-    *("nearby_files", "reading", "keys", "job_keys", "devices", "named_models", "vocabulary", "figures", "adapters"),
-    *("config_values", "program_setup", "program_values", "program_calls", "call_arguments", "config_functions"),
-    *("interpolate", "shell", "logs", "zero_offload", "deepspeed", "trainer_kernels", "trainer_sharding"),
-    *("trl_defaults", "config_sections", "trainer_files", "olmo_core", "trainers", "megatron", "nemo", "torchtitan"),
-    *("primus", "replaced_model", "job_yaml", "read", "plan_yaml", "write"),
+    *("nearby_files", "reading", "keys", "job_keys", "devices", "named_models", "vocabulary", "interpolate", "python"),
+    *("shell", "logs", "zero_offload", "deepspeed", "trainers", "megatron", "nemo", "torchtitan", "primus"),
+    *("replaced_model", "job_yaml", "read", "plan_yaml", "write"),
 ]
 """Folders and modules, bottom to top."""
 

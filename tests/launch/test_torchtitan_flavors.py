@@ -428,3 +428,15 @@ def test_the_model_of_transformers_that_a_job_names(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("full", "debugmodel"))
     with pytest.raises(ConfigError, match="unknown model"):
         read("torchtitan", str(config), HARDWARE)
+
+
+def test_sizes_of_a_fork_may_be_products_and_grouped_digits(tmp_path: Path) -> None:
+    """4 * 512 is 2,048, not 4; 2 x 4 x 2048 / 3 = 5,461, up to a multiple of 256: 5,632."""
+    at = tmp_path / "torchtitan" / "models" / "llama3"
+    (at / "train_configs").mkdir(parents=True)
+    sizes = "dim=4 * 512, n_layers=16, n_heads=32, vocab_size=128_000"
+    (at / "__init__.py").write_text(f'llama3_configs = {{"1B": TransformerModelArgs({sizes})}}\n')
+    config = at / "train_configs" / "job.toml"
+    config.write_text(JOB.format(flavor="1B"))
+    model = to_job(read("torchtitan", str(config), HARDWARE), HARDWARE).model
+    assert (model.hidden_sz, model.inter_sz, model.vocab_sz) == (2048, 5632, 128000)

@@ -229,9 +229,8 @@ def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobL
         log.files.append(name)
         _read_file(log, name, progress)
     if len(log.titan) > 1:
-        raise ConfigError(
-            f"{log.titan[True]}: is a torchtitan log, {log.titan[False]} is not: logs of two jobs; give the logs of one job"
-        )
+        two = f"{log.titan[True]}: is a torchtitan log, {log.titan[False]} is not: logs of two jobs"
+        raise ConfigError(f"{two}; give the logs of one job")
     if log.steps is log.whole and len(log.whole):
         log.notes.append(
             "the log has no step times, only the mean of the whole run, with its start, evaluations, checkpoints"
@@ -260,12 +259,8 @@ def _read_file(log: JobLog, name: str, progress: TellProgress | None) -> None:
 
 def _hold(log: JobLog, line: bytes) -> None:
     """Keep a line of the beginning; after it, start again where the config is printed."""
-    if (
-        len(log.head) >= HEAD
-        and (b"onfig" in line or b" args: {" in line)
-        and PRINTED.search(line)
-        and not PRINTED.search(log.head)
-    ):
+    full = len(log.head) >= HEAD and (b"onfig" in line or b" args: {" in line)
+    if full and PRINTED.search(line) and not PRINTED.search(log.head):
         log.head.clear()
     if len(log.head) < HEAD:
         log.head += line + b"\n"

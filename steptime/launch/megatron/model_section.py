@@ -216,7 +216,7 @@ def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
     """The batch: without a global one, one micro-batch on each replica (Megatron-LM, arguments.py, validate_args)."""
     micro, gbs = keys.whole("micro_batch_size"), keys.whole("global_batch_size")
     if keys.get("micro_batch_size") is None:
-        keys.left_open["data.microbatch_sz"] = "micro-batch size unknown; add --set data.microbatch_sz=N"
+        keys.ask("data.microbatch_sz", "micro-batch size unknown")
         micro = told_whole(keys.sets, "data.microbatch_sz")
     if gbs is None and dp and micro:
         steps = keys.whole("gas")

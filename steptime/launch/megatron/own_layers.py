@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.releases import is_of_core, may_be_of_core
-from steptime.launch.program_values import defaults_in
+from steptime.launch.python.program_values import defaults_in
 from steptime.launch.shell.script import Script
 
 _FIRST_WITH_TE = "22.09"
@@ -34,11 +34,10 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     Up to core 0.5 the models of Megatron-Core (--use-mcore-models) have TransformerEngine's layers whatever that is; later
     pretrain_gpt.py asks for it (its use_te).
     """
-    path, program, parser = PurePosixPath(script.program), "", ""
-    if keys.nearby is not None and path.name:
-        program = keys.nearby.text(script.program) or keys.nearby.text(path.name) or ""
-        parsers = (keys.nearby.text(str(path.parent / name)) for name in _PARSERS) if program else ()
-        parser = next(filter(None, parsers), "")
+    path = PurePosixPath(script.program)
+    program = (keys.nearby.text(script.program) or keys.nearby.text(path.name) or "") if path.name else ""
+    parsers = (keys.nearby.text(str(path.parent / name)) for name in _PARSERS) if program else ()
+    parser = next(filter(None, parsers), "")
     asks = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys()
     if parser and not asks and _OFF_BY_DEFAULT.search(parser) and "--use-legacy-models" not in parser:
         keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}

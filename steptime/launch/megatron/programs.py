@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from steptime.launch.config_values import syntax_of
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_values import syntax_of
 from steptime.launch.reading import LaunchFlag
 
 _TRAINS = re.compile(r"train(?!ed)|tune|sft|fit$|backward|main|run|launch|step$", re.IGNORECASE)

@@ -120,7 +120,7 @@ def _from_words(
     said = yaml_arguments.over(arguments_of(words), path, script, nearby)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
     keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
-    keys.launcher, keys.nearby, keys.tokenizer = launcher, nearby, script.tokenizer if script else ""
+    keys.launcher, keys.nearby, keys.tokenizer = launcher, nearby or NearbyFiles(), script.tokenizer if script else ""
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)

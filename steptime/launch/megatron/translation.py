@@ -13,9 +13,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
-from steptime.launch.adapters import lora_section
 from steptime.launch.devices import SET_DEVICES, told
-from steptime.launch.figures import WHOLE
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, read_keys
 from steptime.launch.megatron.expert_layers import has_experts
@@ -24,6 +22,8 @@ from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
 from steptime.launch.megatron.releases import plain
 from steptime.launch.reading import Reading, Sets
+from steptime.launch.trainers.adapters import lora_section
+from steptime.launch.trainers.figures import WHOLE
 from steptime.model.model import Model
 
 _BACKENDS = ("", "flash", "fused", "unfused", "local", "auto")

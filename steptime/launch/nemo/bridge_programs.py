@@ -14,10 +14,20 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
-from steptime.launch.config_values import CLASS, constants_of, dotted, merged, options_in, syntax_of
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.nemo.nemo_programs import arguments_of, main_parts, on_which, sets_part, with_function
+from steptime.launch.nemo.nemo_programs import arguments_of, main_parts, on_which, sets_part, with_arguments
 from steptime.launch.nemo.targets import simplify
+from steptime.launch.python.config_values import (
+    CLASS,
+    calls_in,
+    constants_of,
+    dotted,
+    last_name,
+    merged,
+    options_in,
+    syntax_of,
+    with_function,
+)
 
 _MERGES = {"process_config_with_overrides", "create_omegaconf_dict_config", "apply_overrides"}
 _OF_ARGUMENT = 2
@@ -43,25 +53,23 @@ def overrides_in(module: ast.Module, body: Sequence[ast.stmt]) -> tuple[Override
     named = [name for node in body for name in _files(node)]
     if not merges or not named:
         return None, list(body)
-    return Overrides(_default_of(module, named[0]), named[0], merges[-1].lineno), [
-        node for node in body if node not in merges
-    ]
+    rest = [node for node in body if node not in merges]
+    return Overrides(_default_of(module, named[0]), named[0], merges[-1].lineno), rest
 
 
 def _called(node: ast.stmt) -> str:
     call = getattr(node, "value", None)
-    return (dotted(call.func) or [""])[-1] if isinstance(call, ast.Call) else ""
+    return last_name(call.func) if isinstance(call, ast.Call) else ""
 
 
 def _files(node: ast.stmt) -> Iterator[str]:
     """The argument that is given as the file: `config_filepath=args.NAME`, or OmegaConf.load(args.NAME)."""
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call):
-            whole = dotted(call.func) == ["OmegaConf", "load"]
-            given = [item.value for item in call.keywords if item.arg == "config_filepath"]
-            for item in [*given, *(call.args[:1] if whole else [])]:
-                if len(path := dotted(item)) == _OF_ARGUMENT:
-                    yield path[1]
+    for call in calls_in(node):
+        whole = dotted(call.func) == ["OmegaConf", "load"]
+        given = [item.value for item in call.keywords if item.arg == "config_filepath"]
+        for item in [*given, *(call.args[:1] if whole else [])]:
+            if len(path := dotted(item)) == _OF_ARGUMENT:
+                yield path[1]
 
 
 def _default_of(module: ast.Module, argument: str) -> str | None:
@@ -150,7 +158,7 @@ def as_bridge_program(path: str, text: str, said: Mapping[str, Any]) -> BridgePr
             raise ConfigError(f"{what}; give the log that prints the job's config")
         options = {option for option, _ in options_in(module)}
         given = arguments_of(module) | {key: value for key, value in said.items() if key in options}
-        return BridgeProgram(with_function(text, given, kept, name), overrides)
+        return BridgeProgram(with_function(text, *with_arguments(given, kept), f"return {name}"), overrides)
     return None
 
 
@@ -180,19 +188,14 @@ def _is_section(names: set[str], node: ast.expr) -> bool:
 
 def _given_away(names: set[str], node: ast.stmt) -> bool:
     """Whether a function that may change it is given a config or a section of it."""
-    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
-    return any(
-        _is_section(names, item)
-        for call in calls
-        if (dotted(call.func) or [""])[-1] not in _READS
-        for item in _arguments(call)
-    )
+    calls = (call for call in calls_in(node) if last_name(call.func) not in _READS)
+    return any(_is_section(names, item) for call in calls for item in _arguments(call))
 
 
 def _followed(name: str, node: ast.stmt, own: set[str]) -> bool:
     """Whether a statement only calls a function of the module with the whole config, which can be followed into it."""
     call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
-    if not isinstance(call, ast.Call) or (dotted(call.func) or [""])[-1] not in own:
+    if not isinstance(call, ast.Call) or last_name(call.func) not in own:
         return False
     return [dotted(item) for item in _arguments(call) if _is_section({name}, item)] == [[name]]
 

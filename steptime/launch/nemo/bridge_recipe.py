@@ -12,19 +12,19 @@ from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError
-from steptime.launch.config_functions import CALLED, read_function
-from steptime.launch.config_values import CLASS, Computed
 from steptime.launch.devices import told
-from steptime.launch.keys import flatten, load_table, rule_of, spelled
+from steptime.launch.keys import flatten, is_costly, load_table
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
 from steptime.launch.nemo.bridge_table import kernels, recipes, set_by_calls, settings_of
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
-from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary, read_train_call
+from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabulary, read_train_call
 from steptime.launch.nemo.nemo_run import BASE, base_function, by_target, of_first_releases, over_recipe, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
+from steptime.launch.python.config_functions import CALLED, read_function
+from steptime.launch.python.config_values import CLASS, FUNCTION, Computed
 from steptime.launch.reading import LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import Word, blanks, flags_of
 
@@ -46,7 +46,6 @@ recipes, perf_recipes/_common.py)."""
 BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
 """Functions of the framework that return configs, and those of its mixed precision."""
 _DEFAULTS = "arguments of the program that are not given have its defaults"
-GIVE_LOG = "give the log that prints the job's config"
 _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
@@ -55,13 +54,7 @@ _TP, _COUNTED = "model.tp_comm_overlap", r"_(\d+)gpus?_"
 
 
 def read_recipe(
-    path: str,
-    file: str,
-    text: str,
-    function: str,
-    sets: Sets,
-    nearby: NearbyFiles | None = None,
-    words: Sequence[str] = (),
+    path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles, words: Sequence[str] = ()
 ) -> Reading:
     """A function that returns a ConfigContainer or a run.Partial (FILE.py:FUNCTION) as a config.
 
@@ -73,16 +66,14 @@ def read_recipe(
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
         if not function and "-> ConfigContainer" not in text:
-            reading = read_program(path, file, text, [Word(word, 0) for word in words], sets, nearby or NearbyFiles())
+            reading = read_program(path, file, text, [Word(word, 0) for word in words], sets, nearby)
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
     return _run_partial(path, file, of_first_releases(text), function, sets, nearby)
 
 
-def _run_partial(
-    path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles | None = None
-) -> Reading:
+def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles) -> Reading:
     """A function that returns a run.Partial, or a program that trains one."""
     function = function or ("" if "-> run.Partial" in text else base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
@@ -141,12 +132,12 @@ def read_program(
     return reading
 
 
-def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFiles | None = None) -> Reading | None:
+def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFiles) -> Reading | None:
     """A YAML file of settings over one of the framework's recipes; None where which recipe is not known.
 
     The recipe is that of the one program that names the file, in its folder or the one above, else that of the file's name.
     """
-    folder = nearby.folder if nearby is not None else None
+    folder = nearby.folder
     programs = [*folder.glob("*.py"), *folder.parent.glob("*.py")] if folder is not None else []
     texts = (read_nearby(program) for program in sorted(programs) if is_readable(program))
     named = {
@@ -200,8 +191,7 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
         keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
     keys.assumed_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
     for key, value in unread.items():
-        rule = rule_of(spelled(key, table), table)
-        if rule is None or rule.status != "irrelevant":
+        if is_costly(key, table, unknown=True):
             keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
     counted = re.search(_COUNTED, name)
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
@@ -225,9 +215,8 @@ def _said(tree: dict[str, Any], path: str, sets: Sets, called: Iterable[str]) ->
         ConfigError: an unknown mixed precision, and the user sets none.
     """
     mixed, adapters = tree.get("mixed_precision"), tree.get("peft")
-    said = flatten(
-        {key: _plain(section) for key, section in tree.items() if key not in {"env_vars", "mixed_precision", "_args_"}}
-    )
+    other = {"env_vars", "mixed_precision", "_args_"}
+    said = flatten({key: _plain(section) for key, section in tree.items() if key not in other})
     if isinstance(adapters, dict):
         said["peft.method"] = str(adapters.get(CLASS) or "unknown").rpartition(".")[2]
         if said["peft.method"] == "default_peft_config" and adapters.get("_args_", [])[:1] == ["lora"]:
@@ -263,10 +252,7 @@ def _plain(node: Any) -> Any:
         return node.code
     if not isinstance(node, dict):
         return node
-    if (
-        node.keys() == {CLASS, "_args_"}
-        and node[CLASS].rpartition(".")[2].islower()
-        and not re.search(BASES, node[CLASS])
-    ):
+    called = node.keys() == {CLASS, "_args_"} and not re.search(BASES, node[CLASS])
+    if called and node[CLASS].rpartition(".")[2].islower():
         return Computed(0, f"{node[CLASS]}(...)")  # a function that is not read
     return {key: _plain(item) for key, item in node.items() if key not in {CLASS, "_args_"}}

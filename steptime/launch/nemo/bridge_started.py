@@ -10,13 +10,14 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
-from steptime.launch.config_functions import read_function
-from steptime.launch.config_values import CLASS
 from steptime.launch.devices import is_default, stated, still_true, told
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
-from steptime.launch.nemo.bridge_recipe import BASES, GIVE_LOG, bridge_reading
+from steptime.launch.nemo.bridge_recipe import BASES, bridge_reading
 from steptime.launch.nemo.bridge_table import recipe_table, recipes
 from steptime.launch.nemo.bridge_workloads import Chosen, is_workload, workload
+from steptime.launch.nemo.nemo_programs import GIVE_LOG
+from steptime.launch.python.config_functions import read_function
+from steptime.launch.python.config_values import CLASS
 from steptime.launch.reading import Reading, Sets
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError, closest
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import put
-from steptime.launch.config_values import CLASS
 from steptime.launch.keys import FOLDER
+from steptime.launch.python.config_values import CLASS
 
 _ONLY_ON = ("moe_a2a_overlap", "use_megatron_fsdp", "use_tokendrop")
 

@@ -11,9 +11,8 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
-from steptime.launch.config_values import split_path
 from steptime.launch.devices import devices_in, stated, still_true, told
-from steptime.launch.keys import flatten, load_table, rule_of, spelled
+from steptime.launch.keys import flatten, is_costly, load_table
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles
@@ -22,6 +21,7 @@ from steptime.launch.nemo.bridge_started import STARTERS, read_started
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import of_command_line, read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
+from steptime.launch.python.config_values import split_path
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import Word, flags_of
 from steptime.launch.shell.script import Script, read_script, variables_of
@@ -54,14 +54,14 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, nearby: 
         ConfigError: one line per problem: neither framework's config, keys that it does not have, a model that is not modeled,
             contradictory sizes, or unknown number of devices or vocabulary.
     """
-    file, function = split_path(path)
+    nearby, (file, function) = nearby or NearbyFiles(), split_path(path)
     if file.endswith(".py"):
         words = takewhile(bool, ((env or {}).get(str(number), "") for number in count(1)))
         return read_recipe(path, file, text, function, sets, nearby, [*words])
     script = None
     if path.endswith((".sh", ".slurm", ".sbatch")) or re.match(r"#!|#SBATCH", text):
         script = read_script(text, path, dict(env or {}), nearby)
-        if (started := _started(path, script, sets, nearby or NearbyFiles())) is not None:
+        if (started := _started(path, script, sets, nearby)) is not None:
             return started
     tree, log = _of_script(path, script, nearby) if script else _tree(path, text)
     found, stage = _RELEASE.search(text), tree.get("training")
@@ -70,9 +70,8 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, nearby: 
     variables = dict(env or {}) | variables_of(nearby)
     config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "", variables)
     model, trainer = tree.get("model"), tree.get("trainer")
-    bridge = class_of(model).startswith("megatron.bridge") or bool(
-        tree.keys() & {"ddp", "mixed_precision", "logger", "train"}
-    )
+    sections = tree.keys() & {"ddp", "mixed_precision", "logger", "train"}
+    bridge = class_of(model).startswith("megatron.bridge") or bool(sections)
     if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict | None) and trainer is None and bridge):
         return _bridge(config, nearby)
     by_class = isinstance(trainer, dict) and (class_of(trainer) or "strategy" in trainer)
@@ -106,7 +105,7 @@ def _started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Read
     return reading
 
 
-def _of_script(path: str, script: Script, nearby: NearbyFiles | None) -> tuple[dict[str, Any], str]:
+def _of_script(path: str, script: Script, nearby: NearbyFiles) -> tuple[dict[str, Any], str]:
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
     flags = flags_of([word.text.lstrip("+") for word in script.arguments if not _is_blank_file(word)])
     if script.program == "llm":
@@ -125,7 +124,7 @@ def _of_script(path: str, script: Script, nearby: NearbyFiles | None) -> tuple[d
         name = f"{said.pop('config_path', 'conf')}/{own}.yaml"
     blank = _blank(path, script)
     try:
-        text = (nearby or NearbyFiles()).needed(name, f"{path}: line {script.line} reads")
+        text = nearby.needed(name, f"{path}: line {script.line} reads")
     except ConfigError as error:
         raise ConfigError([*error.problems, *blank]) from None
     if blank:
@@ -146,8 +145,7 @@ def _blank(path: str, script: Script) -> list[str]:
     table, missing = load_table("nemo1"), dict[str, None]()
     for word in script.arguments:
         key = re.sub(rf"^(?:{'|'.join(_STAGES)})\.", "", word.text.lstrip("+").partition("=")[0])
-        rule = rule_of(spelled(key, table), table)
-        if rule is not None and rule.status != "irrelevant" and not _is_blank_file(word):
+        if is_costly(key, table) and not _is_blank_file(word):
             missing |= dict.fromkeys(unknown.variable for unknown in word.unresolved if unknown.variable.isidentifier())
     if not missing:
         return []
@@ -201,7 +199,7 @@ def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
     return tree
 
 
-def _bridge(config: NemoConfig, nearby: NearbyFiles | None) -> Reading:
+def _bridge(config: NemoConfig, nearby: NearbyFiles) -> Reading:
     """A ConfigContainer, or settings over a recipe."""
     path, tree, devices, sets, *_ = config
     model = tree.get("model") or {}

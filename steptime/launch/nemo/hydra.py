@@ -60,9 +60,8 @@ def read_one(config: NemoConfig) -> Reading:
     lengths = [said.get(key) for key in ("model.encoder_seq_length", "model.data.seq_length")]
     if None not in lengths and lengths[0] != lengths[1]:
         # megatron_gpt_model.py, build_train_valid_test_datasets: the length of its samples is that of the data section
-        keys.notes.append(
-            f"sequences of {lengths[1]} tokens, from the data section, not encoder_seq_length {lengths[0]}"
-        )
+        instead = f"from the data section, not encoder_seq_length {lengths[0]}"
+        keys.notes.append(f"sequences of {lengths[1]} tokens, {instead}")
     if layers := _LAYERS.get(str(said.get("model.name"))):
         keys.leave_out("model.name", layers)
     software = config.profile(_in_megatron_words(keys))

@@ -10,12 +10,12 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build, show
 from steptime.job.edit import read_model
-from steptime.launch.config_values import CLASS, Computed, dotted, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, rule_of, spelled, table_file
 from steptime.launch.named_models import preset_of
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import class_of
+from steptime.launch.python.config_values import CLASS, Computed, dotted, last_name, syntax_of
 from steptime.launch.reading import Sets
 from steptime.model.model import Model
 
@@ -124,7 +124,7 @@ def with_own_class(path: str, text: str, tree: dict[str, Any], sets: Sets) -> di
         if name not in own or not own[name].bases:
             break
         fields = _fields_of(path, own[name]) | fields
-        name = (dotted(own[name].bases[0]) or [""])[-1]
+        name = last_name(own[name].bases[0])
     return tree | {"model": model | {"config": fields | config | {TARGET: name}}}
 
 
@@ -144,7 +144,7 @@ def _fields_of(path: str, node: ast.ClassDef) -> dict[str, Any]:
         except ValueError:
             raise _computed(path, item, f"{item.target.id} is computed") from None
     decorators = [item.func if isinstance(item, ast.Call) else item for item in node.decorator_list]
-    return found if any((dotted(item) or [""])[-1] == "dataclass" for item in decorators) else {}
+    return found if "dataclass" in map(last_name, decorators) else {}
 
 
 def _computed(path: str, node: ast.stmt, what: str) -> ConfigError:
@@ -203,10 +203,6 @@ def ask_for_sizes(
     """
     of = {key: rule.note for key in (*said, *unread) if (rule := rule_of(spelled(key, table), table))}
     asked = {key: of[key] for key in unread if of.get(key) in _SIZES - {of[key] for key in said if key in of}}
-    lines = [
-        f"{path}: {key} is computed ({unread[key].code}); add --set {plan}=N"
-        for key, plan in asked.items()
-        if told(sets, plan) is None
-    ]
-    if lines:
+    left = {key: plan for key, plan in asked.items() if told(sets, plan) is None}
+    if lines := [f"{path}: {key} is computed ({unread[key].code}); add --set {plan}=N" for key, plan in left.items()]:
         raise ConfigError(lines)

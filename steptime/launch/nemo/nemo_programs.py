@@ -8,19 +8,27 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
-from steptime.launch.config_functions import read_function
-from steptime.launch.config_values import CLASS, Computed, dotted, literal, options_in, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.models import class_preset, classes, with_own_class
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, class_of
+from steptime.launch.python.config_functions import read_function
+from steptime.launch.python.config_values import (
+    CLASS,
+    FUNCTION,
+    Computed,
+    dotted,
+    literal,
+    options_in,
+    syntax_of,
+    with_function,
+)
 from steptime.launch.reading import Reading, Sets
 from steptime.launch.vocabulary import entries_of
 
-FUNCTION = "_job"
-"""Name of the function that `as_function` adds."""
+GIVE_LOG = "give the log that prints the job's config"
 _RECIPES = ({"pretrain_recipe"}, {"finetune_recipe"})
 _SWITCHES = {"store_true": True, "store_false": False}
 """Action of an argument -> its value where it is given."""
@@ -41,16 +49,14 @@ def as_function(path: str, text: str) -> str:
             kept = on_which({name}, body)
             if other := next((node for node in body if node not in kept and sets_part(name, node)), None):
                 what = "sets the recipe in a way that is not read"
-                raise ConfigError(f"{path}: line {other.lineno} {what}; give the log that prints the job's config")
-            return with_function(text, arguments_of(module), kept, name)
+                raise ConfigError(f"{path}: line {other.lineno} {what}; {GIVE_LOG}")
+            return with_function(text, *with_arguments(arguments_of(module), kept), f"return {name}")
     return ""
 
 
-def with_function(text: str, arguments: Mapping[str, Any], kept: Iterable[ast.stmt], returned: str) -> str:
-    """A program with one function more: statements of its main part with its arguments, and what it returns."""
-    inside = [f"args = {arguments!r}", *map(ast.unparse, kept), f"return {returned}"]
-    lines = "\n".join(f"    {line}" for part in inside for line in part.splitlines())
-    return f"{text}\n\ndef {FUNCTION}():\n{lines}"
+def with_arguments(arguments: Mapping[str, Any], kept: Iterable[ast.stmt]) -> list[str]:
+    """Statements of a main part after one that gives its arguments their values."""
+    return [f"args = {arguments!r}", *map(ast.unparse, kept)]
 
 
 def main_parts(module: ast.Module) -> Iterator[list[ast.stmt]]:
@@ -64,11 +70,10 @@ def main_parts(module: ast.Module) -> Iterator[list[ast.stmt]]:
 
 def _kept_in(node: ast.stmt) -> str:
     """The variable to which a statement assigns a recipe."""
-    plain = isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-    calls = plain and any({*dotted(part)[-1:]} in _RECIPES for part in ast.walk(node) if isinstance(part, ast.expr))
-    return (
-        node.targets[0].id if calls and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else ""
-    )
+    if not isinstance(node, ast.Assign) or len(node.targets) > 1 or not isinstance(node.targets[0], ast.Name):
+        return ""
+    parts = (part for part in ast.walk(node) if isinstance(part, ast.expr))
+    return node.targets[0].id if any({*dotted(part)[-1:]} in _RECIPES for part in parts) else ""
 
 
 def on_which(names: set[str], body: list[ast.stmt]) -> list[ast.stmt]:
@@ -78,11 +83,8 @@ def on_which(names: set[str], body: list[ast.stmt]) -> list[ast.stmt]:
         targets = [target for part in ast.walk(node) for target in getattr(part, "targets", [])]
         targets += [node.target] if isinstance(node, ast.AnnAssign) else []
         sets = {(dotted(target) or [""])[0] for target in _each(targets)}
-        sets |= (
-            {(dotted(node.value.func) or [""])[0]}
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-            else set()
-        )
+        call = node.value if isinstance(node, ast.Expr) else None
+        sets |= {(dotted(call.func) or [""])[0]} if isinstance(call, ast.Call) else set()
         if isinstance(node, _READ) and sets & needed and "parse_args" not in ast.unparse(node):
             kept.insert(0, node)
             needed |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
@@ -100,9 +102,8 @@ def sets_part(name: str, node: ast.stmt) -> bool:
 
 def _each(targets: list[ast.expr]) -> list[ast.expr]:
     """Targets of an assignment, those of a tuple one by one."""
-    return [
-        part for target in targets for part in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])
-    ]
+    parts = (target.elts if isinstance(target, ast.Tuple | ast.List) else [target] for target in targets)
+    return [part for each in parts for part in each]
 
 
 def arguments_of(module: ast.Module) -> dict[str, Any]:
@@ -112,11 +113,8 @@ def arguments_of(module: ast.Module) -> dict[str, Any]:
         action = literal(said.get("action"))
         usual = ast.Constant(not _SWITCHES[action] if action in _SWITCHES else None)
         default = said.get("default", usual)
-        if (
-            (action in _SWITCHES or "action" not in said)
-            and "required" not in said
-            and isinstance(default, ast.Constant)
-        ):
+        plain = action in _SWITCHES or "action" not in said
+        if plain and "required" not in said and isinstance(default, ast.Constant):
             found[name] = default.value
     return found
 
@@ -132,17 +130,15 @@ def put_vocabulary(path: str, tree: dict[str, Any], sets: Sets) -> None:
     config = model.get("config") if isinstance(model, dict) else None
     if not isinstance(own, Mapping) or "vocab_size" in (config if isinstance(config, dict) else {}):
         return
-    name = str(
-        next((own[key] for key in ("pretrained_model_name", "model_name", "tokenizer_model") if own.get(key)), "")
-    )
+    names = (own.get(key) for key in ("pretrained_model_name", "model_name", "tokenizer_model"))
+    name = str(next(filter(None, names), ""))
     files = [str(own[key]) for key in ("vocab_file", "tokenizer_model") if own.get(key)]
     found = entries_of(name, files) or (entries_of("", [name]) if name else None)
     if found is not None:
         put(tree, "model.config.vocab_size", found[0])
     elif told(sets, "model.vocab_sz") is None and told(sets, "model") is None:
-        raise ConfigError(
-            f"{path}: vocabulary size unknown (tokenizer {name or 'of its own'}); add --set model.vocab_sz=N"
-        )
+        what = f"vocabulary size unknown (tokenizer {name or 'of its own'})"
+        raise ConfigError(f"{path}: {what}; add --set model.vocab_sz=N")
 
 
 _CALLS = (["llm", "train"], ["llm", "pretrain"], ["api", "train"], ["api", "pretrain"])
@@ -155,7 +151,7 @@ pre_training.py)."""
 _VOCABULARY = 50257
 
 
-def read_train_call(path: str, file: str, text: str, sets: Sets, nearby: NearbyFiles | None) -> Reading | None:
+def read_train_call(path: str, file: str, text: str, sets: Sets, nearby: NearbyFiles) -> Reading | None:
     """The job of a program that calls llm.train; None where there is no such call.
 
     Raises:
@@ -186,14 +182,13 @@ def as_train_call(path: str, text: str) -> str:
         before = body[: body.index(node)]
         kept = on_which(names, before)
         names |= {part.id for statement in kept for part in ast.walk(statement) if isinstance(part, ast.Name)}
-        others = (
-            part for part in before if part not in kept and any(sets_part(name, part) for name in names - {"args"})
-        )
-        if other := next(others, None):
+        rest = (part for part in before if part not in kept)
+        if other := next((part for part in rest if any(sets_part(name, part) for name in names - {"args"})), None):
             what = "sets the job in a way that is not read"
-            raise ConfigError(f"{path}: line {other.lineno} {what}; give the log that prints the job's config")
+            raise ConfigError(f"{path}: line {other.lineno} {what}; {GIVE_LOG}")
         said = ", ".join(f"{key}={ast.unparse(value)}" for key, value in given.items())
-        return with_function(text, arguments_of(module), kept, f"run.Partial(llm.train, {said})")
+        statements = with_arguments(arguments_of(module), kept)
+        return with_function(text, *statements, f"return run.Partial(llm.train, {said})")
     return ""
 
 
@@ -227,15 +222,13 @@ def as_recipe(path: str, tree: dict[str, Any], sets: Sets) -> dict[str, Any]:
     """
     found = {key: by_class(tree[key]) for key in _SECTIONS if key in tree}
     if missing := [key for key in ("model", "data", "trainer") if not isinstance(found.get(key), dict)]:
-        raise ConfigError(f"{path}: {missing[0]} of llm.train is not read; give the log that prints the job's config")
+        raise ConfigError(f"{path}: {missing[0]} of llm.train is not read; {GIVE_LOG}")
     model, data, trainer = found["model"], found["data"], found["trainer"]
     known = str(data.get(TARGET)).rpartition(".")[2] in _GPT2
     if known:
         found["data"] = _DATA | data
     elif absent := [key for key in _DATA if key not in data]:
-        raise ConfigError(
-            f"{path}: data: {absent[0]} is that of a module of its own; give the log that prints the job's config"
-        )
+        raise ConfigError(f"{path}: data: {absent[0]} is that of a module of its own; {GIVE_LOG}")
     config = model.get("config")
     if isinstance(config, dict) and told(sets, "model.vocab_sz") is None and told(sets, "model") is None:
         if not known or data.get("tokenizer") is not None:

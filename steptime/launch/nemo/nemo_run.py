@@ -11,15 +11,15 @@ from typing import Any
 from steptime.base.config import ConfigError, near, show
 from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.config_functions import CALLED
-from steptime.launch.config_values import CLASS as CALL
-from steptime.launch.config_values import Computed, merged, syntax_of
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, table_file
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nemo.models import changed, class_preset, classes
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
+from steptime.launch.python.config_functions import CALLED
+from steptime.launch.python.config_values import CLASS as CALL
+from steptime.launch.python.config_values import Computed, merged, syntax_of
 from steptime.launch.reading import Reading
 
 _BUCKET = 128 * 1024 * 1024
@@ -125,12 +125,9 @@ def of_first_releases(text: str) -> str:
 def base_function(text: str) -> str:
     """The one function of a program that returns what a recipe makes; "" where there is none, or several."""
     functions = [node for node in syntax_of(text).body if isinstance(node, ast.FunctionDef)]
-    found = [
-        function.name
-        for function in functions
-        if re.search(r"\.(?:pretrain|finetune)_recipe\b", ast.unparse(function))
-        and isinstance(function.body[-1], ast.Return)
-    ]
+    returning = (function for function in functions if isinstance(function.body[-1], ast.Return))
+    made = re.compile(r"\.(?:pretrain|finetune)_recipe\b")
+    found = [function.name for function in returning if made.search(ast.unparse(function))]
     return found[0] if len(found) == 1 else ""
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.document import scalar
 from steptime.launch.devices import SET_DEVICES
-from steptime.launch.keys import KeyTable, rule_of, spelled
+from steptime.launch.keys import KeyTable, is_costly
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.scope import Unknown
 
@@ -42,8 +42,7 @@ def blanks(path: str, words: Iterable[Word], table: KeyTable) -> list[str]:
     """A line for each word of a command without a value, unless it sets a key that changes no cost."""
     found = dict[str, None]()
     for word in words:
-        rule = rule_of(spelled(word.text.lstrip("-").partition("=")[0], table), table)
-        if word.unresolved and not (rule is not None and rule.status == "irrelevant"):
+        if word.unresolved and is_costly(word.text.lstrip("-").partition("=")[0], table, unknown=True):
             found[f"{path}: line {word.line}: {word.unresolved[0].told('write the value into the script')}"] = None
     return [*found]
 

@@ -68,13 +68,8 @@ def _of_sequences(keys: JobKeys, dp: int, pp: int) -> Batch:
         if micro < 1 or local % micro:
             keys.fail(LOCAL, f"must be a multiple of the micro-batch {micro} (got {local})")
         else:
-            _enough(
-                keys,
-                f"{_P}pipeline_parallel_microbatches" if parts else LOCAL,
-                local // micro,
-                pp,
-                1 if parts else micro,
-            )
+            key, each = (f"{_P}pipeline_parallel_microbatches", 1) if parts else (LOCAL, micro)
+            _enough(keys, key, local // micro, pp, each)
     steps = keys.whole(STEPS) or 1
     if gbs >= 1 and STEPS in keys.values and gbs != at_once * steps and "parallelism.dp" not in keys.left_open:
         keys.fail(STEPS, f"{steps} x {at_once} sequences are not {GLOBAL} {gbs}; give one of the two")

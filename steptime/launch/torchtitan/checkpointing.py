@@ -20,9 +20,9 @@ _ROUTERS = {"moe.router.gate"}
 """Modules whose products torchtitan lists to be recomputed: small, and counted as saved."""
 
 
-def option_of(nearby: NearbyFiles | None) -> dict[str, str]:
+def option_of(nearby: NearbyFiles) -> dict[str, str]:
     """The option of mode selective that config functions leave unsaid, where their checkout has it (until April 2026)."""
-    text = nearby.text("torchtitan/config/configs.py") if nearby is not None else None
+    text = nearby.text("torchtitan/config/configs.py")
     found = re.search(r"^    selective_ac_option: str = \"(\w+)\"", text or "", re.MULTILINE)
     return {"activation_checkpoint.selective_ac_option": found[1]} if found else {}
 

@@ -11,9 +11,9 @@ import re
 from math import ceil
 from typing import Any
 
-from steptime.launch.config_functions import Tree
-from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.python.config_functions import Tree
+from steptime.launch.python.config_values import CLASS
 from steptime.launch.torchtitan.expert_settings import CLASSES, TOML_NAMES
 
 _FLOAT8, _MX, _FP4 = "quantize.linear.float8", "quantize.linear.mx", "quantize.linear.nvfp4"
@@ -42,10 +42,8 @@ def put_converters(tree: Tree, given: list[Any], *, of_spec: bool) -> None:
         given = [item for item in given if item not in of_experts]
     names = [_name(item) for item in known]
     if given:
-        tree.setdefault("model", {})["converters"] = [
-            *names,
-            *(str(item) for item in given if not isinstance(item, dict)),
-        ]
+        others = (str(item) for item in given if not isinstance(item, dict))
+        tree.setdefault("model", {})["converters"] = [*names, *others]
     for name, item in zip(names, known, strict=True):
         if section := CONVERTERS.get(name):
             usual = {} if section == _FLOAT8 and not of_spec else {"recipe_name": _USUAL[section]}
@@ -89,9 +87,8 @@ def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool, splits_data: bool)
         return {}
     section = known.pop()
     if not fsdp:
-        keys.leave_out(
-            key if keys.words(key) else switch, "projections in another precision without FSDP; counted unconverted"
-        )
+        by = key if keys.words(key) else switch
+        keys.leave_out(by, "projections in another precision without FSDP; counted unconverted")
         return {}
     keys.becomes(key, "performance.precision")
     for other in {*_USUAL} - {section}:
@@ -116,7 +113,6 @@ def fused_by_override(keys: JobKeys) -> dict[str, Any]:
     named = keys.words("override.imports")
     fused = [word for word in named if re.search(r"fused_swiglu\.fused_(swiglu|grouped_experts)$", word)]
     if len(fused) < len(named):
-        keys.approximate(
-            "override.imports", "modules in place of torchtitan's own: counted as its own, but fused SwiGLU"
-        )
+        other = "modules in place of torchtitan's own: counted as its own, but fused SwiGLU"
+        keys.approximate("override.imports", other)
     return {"activation_impl": "fused"} if fused else {}

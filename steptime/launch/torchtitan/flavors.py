@@ -11,11 +11,11 @@ from steptime.base.config import ConfigError, build, near, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
-from steptime.launch.config_values import CLASS
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_values import CLASS
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.launch.torchtitan.own_flavors import (
@@ -88,9 +88,8 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     if why := table["not_modeled"]["models"].get(name):
         raise keys.error("model.name", f"{name}, {OTHER_MODEL} ({why}); not modeled")
     if family not in families:
-        raise keys.error(
-            "model.name", f"unknown model (got {show(name)}){near(name, families)}; or add --set model=NAME"
-        )
+        known = near(name, families)
+        raise keys.error("model.name", f"unknown model (got {show(name)}){known}; or add --set model=NAME")
     base = flavor
     for word, why in table["not_modeled"]["flavors"].items():
         if re.search(rf"_{word}(_attn)?$", flavor):
@@ -133,7 +132,7 @@ _SIZES = {"vocab_size": "vocab_sz", "dim": "hidden_sz", "n_layers": "n_layers", 
 
 def _registry_sizes(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]) -> dict[str, Any]:
     """Sizes of a flavor that the registry beside the config has and today's torchtitan does not."""
-    nearby, model = keys.nearby or NearbyFiles(), build(Model, read_model(listed))
+    nearby, model = keys.nearby, build(Model, read_model(listed))
     for folder in (f"torchtitan/models/{family}", f"torchtitan/experiments/{family}"):
         said = registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
         if str(said.get(CLASS)).endswith("ModelArgs"):
@@ -181,7 +180,7 @@ def _of_registry(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]
     """
     of_tokenizer = own_vocabulary(keys) if family == "llama3" else {}
     usual = of_tokenizer if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
-    nearby = keys.nearby or NearbyFiles()
+    nearby = keys.nearby
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
         config = registered(nearby.text(f"{folder}/__init__.py") or "", flavor, family)
         of_tests = flavor == "debugmodel" and _UNSET.search(nearby.text(f"{folder}/model.py") or "")
@@ -239,10 +238,8 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
             model["tie_embeddings"] = True
         ours = n_params(build(Model, model))
         if counted != ours:
-            raise ConfigError(
-                f"{path}: the log counts {counted:,} parameters, and the model that it describes has {ours:,}; "
-                "add --set model=NAME"
-            )
+            both = f"the log counts {counted:,} parameters, and the model that it describes has {ours:,}"
+            raise ConfigError(f"{path}: {both}; add --set model=NAME")
     return _by_name(found[2], model)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.base.words import REFUSED
-from steptime.launch.config_functions import CALLED, Tree, read_function
-from steptime.launch.config_values import CLASS, merged
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_functions import CALLED, Tree, read_function
+from steptime.launch.python.config_values import CLASS, merged
 
 CONVERSION = "to_graph_trainer_config"
 """The function that makes GraphTrainer's config of a trainer's."""
@@ -42,15 +42,13 @@ class _Registries(NearbyFiles):
         return self.inner.text(name) if name.endswith("config_registry.py") else None
 
 
-def read_converted(path: str, text: str, name: str, nearby: NearbyFiles | None) -> tuple[str, Tree]:
+def read_converted(path: str, text: str, name: str, nearby: NearbyFiles) -> tuple[str, Tree]:
     """The config of a function of GraphTrainer's registry: a trainer's config, converted, with what the function sets after that.
 
     Raises:
         ConfigError: as `read_function`; or the trainer's config is in a file that was not found.
     """
-    name, tree = read_function(
-        path, text, name, "Trainer.Config", f"^{CONVERSION}$", _Registries(nearby or NearbyFiles())
-    )
+    name, tree = read_function(path, text, name, "Trainer.Config", f"^{CONVERSION}$", _Registries(nearby))
     base = next(iter(tree["_args_"])) if tree[CLASS] == CONVERSION else tree
     for config in (base, tree):
         if isinstance(config, dict) and CALLED in config:
@@ -135,10 +133,10 @@ _WAIT_FOR_NOTHING = {"minimal_async_ep", "hybridep"}
 """Back ends of expert parallelism that a graph can hold: their host waits for no counts (HybridEP with a capacity factor)."""
 
 
-def in_release(text: str, nearby: NearbyFiles | None) -> bool:
+def in_release(text: str, nearby: NearbyFiles) -> bool:
     """Whether the trainer of a config function has CUDA graphs: its module names the switch, or the checkout's own configs do."""
     word = NO_CAPTURES.rpartition(".")[2]
-    return word in text or word in ((nearby or NearbyFiles()).text(_CONFIGS) or "")
+    return word in text or word in (nearby.text(_CONFIGS) or "")
 
 
 def captures(keys: JobKeys, pp: int, *, fsdp: bool = True) -> bool:
@@ -153,9 +151,8 @@ def captures(keys: JobKeys, pp: int, *, fsdp: bool = True) -> bool:
         keys.without_effect(NO_CAPTURES, "GraphTrainer captures its own graph")
         return False
     if not fsdp:
-        keys.approximate(
-            NO_CAPTURES, "CUDA graphs, which keep gradients from step to step: without FSDP counted without"
-        )
+        kept = "CUDA graphs, which keep gradients from step to step: without FSDP counted without"
+        keys.approximate(NO_CAPTURES, kept)
         return False
     if pp > 1:
         return _refused(keys, f"with pp {pp}")

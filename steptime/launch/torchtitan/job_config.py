@@ -12,13 +12,13 @@ from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.config_functions import Tree, read_function
-from steptime.launch.config_values import CLASS, Computed, split_path
 from steptime.launch.devices import devices_in, of_comment, of_name, still_true, taken, told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
+from steptime.launch.keys import KeyTable, flatten, is_costly, load_table, read_keys
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_functions import Tree, read_function
+from steptime.launch.python.config_values import CLASS, Computed, split_path
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.batch import by_tokens, is_in_tokens
 from steptime.launch.torchtitan.checkpointing import option_of
@@ -48,7 +48,7 @@ def read_torchtitan(
         ConfigError: one line per problem: no torchtitan config, keys that it does not have, a value that is computed, an unknown
             flavor, contradictory batch sizes, or unknown number of devices.
     """
-    table = load_table("torchtitan")
+    table, nearby = load_table("torchtitan"), nearby or NearbyFiles()
     file = split_path(path)[0]
     tree, flags, devices, model = _read(path, text, dict(env or {}), nearby)
     later = file.endswith(".py") or CLASS in tree or "model_spec" in tree
@@ -73,15 +73,14 @@ def read_torchtitan(
     named = version[1] if version and version[1] != "0.0.0" else ""
     release = "" if later else _release(keys, named)
     entries = keys.whole("training.vocab_size")
-    model = (
-        told(sets, "model") or model or flavor_of(keys, of_function=later) | ({"vocab_sz": entries} if entries else {})
-    )
+    own = {"vocab_sz": entries} if entries else {}
+    model = told(sets, "model") or model or flavor_of(keys, of_function=later) | own
     reading = keys.reading(config_of(keys, model, devices, release))
     return reading._replace(framework=f"torchtitan {named or release[1:]}") if named or release else reading
 
 
 def _read(
-    path: str, text: str, env: dict[str, str], nearby: NearbyFiles | None
+    path: str, text: str, env: dict[str, str], nearby: NearbyFiles
 ) -> tuple[Tree, dict[str, Any], int | None, Any]:
     """The config of a file, the keys that a script sets over it, and devices and model of a log or a script.
 
@@ -145,7 +144,7 @@ _OTHER = {
 """Classes whose configs are of no training step that is modeled (torchtitan/experiments/rl/controller.py, models/flux)."""
 
 
-def _function(path: str, text: str, name: str, nearby: NearbyFiles | None) -> Tree:
+def _function(path: str, text: str, name: str, nearby: NearbyFiles) -> Tree:
     """The config of a function."""
     returned = re.search(rf"^def {re.escape(name)}\([^)]*\) -> (\w+)\.Config:", text, re.MULTILINE)
     if returned and returned[1] in _OTHER:
@@ -158,7 +157,7 @@ def _function(path: str, text: str, name: str, nearby: NearbyFiles | None) -> Tr
         raise ConfigError(f"{path}:{name}: {OTHER_MODEL} (it takes images in addition to text); not modeled")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = known_models()
-        here = [nearby.folder.resolve()] if nearby is not None and nearby.folder is not None else []
+        here = [nearby.folder.resolve()] if nearby.folder is not None else []
         folders = [PurePath(path).parent, *here]
         own = next((folder.name for folder in folders if folder.name in words or folder.parent.name == "models"), "")
         of_file = next((word for word in words if word in PurePath(path).name), "")
@@ -184,22 +183,19 @@ def as_toml(tree: Tree) -> Tree:
     if checkpointing is None:
         tree["activation_checkpoint"] = {"mode": "none"}
     elif isinstance(checkpointing, dict) and "mode" not in checkpointing:
-        kind = re.match(r"(Full|Selective|MemoryBudget)AC", str(checkpointing.get(CLASS, "")))
-        if kind:
+        found = re.match(r"(Full|Selective|MemoryBudget)AC", str(checkpointing.get(CLASS, "")))
+        if found:
             words = {"MemoryBudget": "memory_budget"}
-            tree["activation_checkpoint"] = checkpointing | {"mode": words.get(kind[1], kind[1].lower())}
-    if isinstance(tree.get("optimizer"), dict) and "InBackward" in str(tree["optimizer"].get(CLASS, "")):
-        tree["optimizer"] = tree["optimizer"] | {"early_step_in_backward": True}
+            tree["activation_checkpoint"] = checkpointing | {"mode": words.get(found[1], found[1].lower())}
+    if isinstance(optimizer := tree.get("optimizer"), dict):
+        kind = str(optimizer.get(CLASS, ""))
+        early = {"early_step_in_backward": True} if "InBackward" in kind else {}
+        tree["optimizer"] = ({"name": "AdamW"} if kind == "default_adamw" else {}) | optimizer | early
     if isinstance(tree.get("loss"), dict):
         inner = tree["loss"].get("loss_fn")
         whole = not isinstance(inner, dict) or "Chunked" not in str(tree["loss"].get(CLASS))
         named = str(tree["loss"].get(CLASS, "CrossEntropyLoss")).removesuffix(".Config")
         tree["loss"] = {"class": named if whole else "ChunkedCELoss"}
-    if (
-        str(tree.get("optimizer", {}).get(CLASS, "") if isinstance(tree.get("optimizer"), dict) else "")
-        == "default_adamw"
-    ):
-        tree["optimizer"] = {"name": "AdamW"} | tree["optimizer"]
     return {key: _bare(value) for key, value in tree.items() if value is not None}
 
 
@@ -216,11 +212,9 @@ def _bare(value: Any) -> Any:
 def _no_computed(path: str, said: Mapping[str, Any], table: KeyTable) -> None:
     problems = []
     for key, value in said.items():
-        rule = rule_of(spelled(key, table), table)
-        found = next(
-            (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Computed)), None
-        )
-        if found and (rule is None or rule.status != "irrelevant"):
+        items = value if isinstance(value, list) else [value]
+        found = next((item for item in items if isinstance(item, Computed)), None)
+        if found and is_costly(key, table, unknown=True):
             fix = "use a literal value, or give a log of the job"
             problems.append(f"{path}:{found.line}: {key}: computed ({found.code}); {fix}")
     if problems:
@@ -260,9 +254,8 @@ def _literal(path: str, dump: str) -> Tree:
             continue
         if isinstance(tree, dict):
             return tree
-    raise ConfigError(
-        f"{path}: the printed config is neither JSON nor a Python dict; lines of several ranks may be interleaved"
-    )
+    what = "the printed config is neither JSON nor a Python dict"
+    raise ConfigError(f"{path}: {what}; lines of several ranks may be interleaved")
 
 
 def _devices(text: str) -> int | None:

@@ -12,10 +12,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import put, read_model
-from steptime.launch.config_functions import read_function
-from steptime.launch.config_values import CLASS, constants_of, literal, syntax_of
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_functions import read_function
+from steptime.launch.python.config_values import CLASS, FUNCTION, constants_of, literal, syntax_of, with_function
 from steptime.model.model import Model
 
 _SIZES = frozenset({"dim", "n_layers", "vocab_size", "n_heads", "n_kv_heads", "hidden_dim", "head_dim"})
@@ -54,7 +53,7 @@ def registered(code: str, flavor: str, family: str = "llama3") -> dict[str, Any]
     ]
     returned = ast.unparse(said) + ("()" if isinstance(said, ast.Name) else "")
     with suppress(ConfigError):
-        return read_function("", f"{ast.unparse(tree)}\ndef {_FLAVOR}(): return {returned}", _FLAVOR, "")[1]
+        return read_function("", with_function(ast.unparse(tree), f"return {returned}"), FUNCTION, "")[1]
     return {}
 
 
@@ -132,9 +131,8 @@ def own_width(keys: JobKeys, said: dict[str, str], arguments: str, code: str) ->
     default = re.search(r"\bffn_dim: int = (\d+)", arguments)
     width = said.get("ffn_dim") or (default[1] if default else None)
     if width is None or _computes(code):
-        raise keys.error(
-            "model.flavor", "the fork's ModelArgs have ffn_dim, whose use is not read; add --set model=NAME"
-        )
+        what = "the fork's ModelArgs have ffn_dim, whose use is not read"
+        raise keys.error("model.flavor", f"{what}; add --set model=NAME")
     return {"hidden_dim": width}
 
 
@@ -146,9 +144,8 @@ def _computes(code: str) -> bool:
     classes = [node for node in syntax_of(code).body if isinstance(node, ast.ClassDef) and node.name == "FeedForward"]
     inside = [node for each in classes for node in ast.walk(each)]
     changed = [node for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    changed += [
-        node for sums in inside if isinstance(sums, ast.BinOp) for node in ast.walk(sums) if isinstance(node, ast.Name)
-    ]
+    sums = (part for node in inside if isinstance(node, ast.BinOp) for part in ast.walk(node))
+    changed += [node for node in sums if isinstance(node, ast.Name)]
     return not classes or not _HANDED_ON.search(code) or any(node.id == "hidden_dim" for node in changed)
 
 
@@ -167,7 +164,7 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
     Source: pytorch/torchtitan torchtitan/models/qwen3/__init__.py (qwen3_configs), whose attention normalizes queries and keys.
     """
     file = "torchtitan/models/qwen3/__init__.py"
-    said = nested_sizes(registered((keys.nearby or NearbyFiles()).text(file) or "", flavor), ties=True) or {}
+    said = nested_sizes(registered(keys.nearby.text(file) or "", flavor), ties=True) or {}
     found: dict[str, Any] = {_QWEN3[key]: value for key, value in said.items() if key in _QWEN3}
     if not {*_QWEN3.values()} - {"tie_embeddings"} <= found.keys():
         return None
@@ -201,7 +198,7 @@ def own_deepseek(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
     flavors the router's bias and its softmax before the choice.
     """
     file = "torchtitan/models/deepseek_v3/__init__.py"
-    tree = syntax_of((keys.nearby or NearbyFiles()).text(file) or "")
+    tree = syntax_of(keys.nearby.text(file) or "")
     pairs = [
         pair
         for node in ast.walk(tree)
@@ -233,7 +230,7 @@ def _literals(call: ast.Call, inside: str = "") -> dict[str, Any]:
 
 def own_resharding(keys: JobKeys) -> bool | None:
     """The constant that the fork's code gives fully_shard() of each block instead of the option; None where there is none."""
-    folder, nearby = f"torchtitan/models/{keys.get('model.name')}", keys.nearby or NearbyFiles()
+    folder, nearby = f"torchtitan/models/{keys.get('model.name')}", keys.nearby
     files = [f"{folder}/{name}" for name in ("parallelize.py", "infra/parallelize.py", "parallelize_llama.py")]
     for file in [*files, "torchtitan/parallelisms/parallelize_llama.py"]:
         given = _of_blocks(nearby.text(file) or "")

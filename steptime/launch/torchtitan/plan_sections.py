@@ -72,9 +72,8 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     experts, traced = experts_of(keys, model), is_traced(keys)
     if experts and not degrees.fsdp and told(keys.sets, "performance.software") is None:
         fix = "give -1 and at least 2 devices, or at least 2"
-        keys.fail(
-            f"{_P}data_parallel_shard_degree", f"mixtures of experts are modeled only with sharded parameters; {fix}"
-        )
+        what = "mixtures of experts are modeled only with sharded parameters"
+        keys.fail(f"{_P}data_parallel_shard_degree", f"{what}; {fix}")
     parallelism |= experts.get("parallelism", {})
     model = balanced(keys, model, parallelism.get("ep", 1), str(keys.get(f"{_P}expert_parallel_comm_backend")).lower())
     if degrees.pp > 1:
@@ -107,10 +106,8 @@ def degrees_of(keys: JobKeys, devices: int | None, *, experts: bool = False) -> 
     Raises:
         ConfigError: they do not multiply to the devices, or their number is unknown.
     """
-    tp, pp, cp, replicate = (
-        keys.count(f"{_P}{name}_degree")
-        for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel_replicate")
-    )
+    axes = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel_replicate")
+    tp, pp, cp, replicate = (keys.count(f"{_P}{name}_degree") for name in axes)
     shard = keys.count(f"{_P}data_parallel_shard_degree", least=-1)
     if shard == 0:
         raise keys.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")

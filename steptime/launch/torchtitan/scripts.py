@@ -46,7 +46,7 @@ def is_steps_alone(text: str) -> bool:
     )
 
 
-def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles | None) -> Named | None:
+def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles) -> Named | None:
     """The config that a script names, or the command at the head of a log; None where the text is no script of torchtitan.
 
     Raises:
@@ -56,7 +56,6 @@ def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles | No
         text = shown[0]
     if not re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun|(?:(?:ba)?sh |\./)\S*run_train\.sh", text):
         return None
-    nearby = nearby or NearbyFiles()
     words = [env[str(i)] for i in range(1, 100) if str(i) in env]
     text = re.sub(r'"?\$@"?', lambda _: " ".join(words), text)
     named, function = _TOML.search(text), _FUNCTION.search(text) or _STARTED.search(text)

@@ -127,23 +127,17 @@ def notes(job: Job, kind: str) -> list[str]:
         return []
     profile, p, found = job.software, job.parallelism, []
     if not (named := flavor(job.model)):
-        found.append(
-            "model: give name and flavor in [model]; torchtitan has no flavor of these sizes, and stops at the file"
-        )
+        why = "torchtitan has no flavor of these sizes, and stops at the file"
+        found.append(f"model: give name and flavor in [model]; {why}")
     elif named["model.name"] in NOT_IN_LAST:
         found.append(f"model: torchtitan v0.2.2 has no {named['model.name']}, and stops at the file")
-    if (
-        profile.name.startswith("torchtitan")
-        and p.pp > 1
-        and p.fsdp is not None
-        and p.fsdp.reshard_after_forward is True
-    ):
+    own = profile.name.startswith("torchtitan")
+    if own and p.pp > 1 and p.fsdp is not None and p.fsdp.reshard_after_forward is True:
         key = "parallelism.fsdp.reshard_after_forward"
         found.append(f"{key} is true; torchtitan's own default with pipeline stages is false")
-    if profile.name.startswith("torchtitan") and profile.as_of:
-        found.append(
-            f"torchtitan reads job configs in TOML up to v0.2.2 of February 2026; the plan's profile is of {profile.as_of}"
-        )
+    if own and profile.as_of:
+        last = "torchtitan reads job configs in TOML up to v0.2.2 of February 2026"
+        found.append(f"{last}; the plan's profile is of {profile.as_of}")
     return found
 
 
@@ -155,9 +149,8 @@ def refused(job: Job, kind: str) -> list[str]:
     if kind not in _MEGATRON_CORE or not woven_in_one_stage(facts(job)):
         return []
     fix = "raise parallelism.vpp or set performance.overlap.ep=false"
-    return [
-        f"refused by Megatron-Core: performance.overlap.ep with pp {job.parallelism.pp} and no virtual stages (vpp 1); {fix}"
-    ]
+    what = f"performance.overlap.ep with pp {job.parallelism.pp} and no virtual stages (vpp 1)"
+    return [f"refused by Megatron-Core: {what}; {fix}"]
 
 
 def read_back(text: str, reader: str, sets: Mapping[str, Any]) -> Job:

@@ -19,9 +19,8 @@ COEFFICIENT = 0.01
 
 def kinds(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """Argument -> value of all kinds of layer and attention that a resolved model section has."""
-    return (
-        _hybrid(model) | _experts(job, model, table) | _attention(model.get("attention") or {}, table) | _linear(model)
-    )
+    attention = _attention(model.get("attention") or {}, table)
+    return _hybrid(model) | _experts(job, model, table) | attention | _linear(model)
 
 
 def _hybrid(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from steptime.launch.config_values import syntax_of
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_calls import passed_in
-from steptime.launch.program_setup import last_name
+from steptime.launch.python.config_values import calls_in, last_name, syntax_of
+from steptime.launch.python.program_calls import passed_in
 
 _SINCE = (0, 20)
 _GONE = {
@@ -29,7 +28,7 @@ _SWITCHES = {
 }
 
 
-def of_trl(code: str, nearby: NearbyFiles | None, said: Mapping[str, Any]) -> dict[str, bool]:
+def of_trl(code: str, nearby: NearbyFiles, said: Mapping[str, Any]) -> dict[str, bool]:
     """What SFTConfig switches on where a program passes nothing, if its release is known to be a later one; no bf16 over fp16."""
     if not _uses(code) or not _later(code, nearby):
         return {}
@@ -38,7 +37,7 @@ def of_trl(code: str, nearby: NearbyFiles | None, said: Mapping[str, Any]) -> di
     return dict.fromkeys(sorted(left - half), True)
 
 
-def of_unknown_trl(code: str, program: str, nearby: NearbyFiles | None, said: Collection[str]) -> dict[str, str]:
+def of_unknown_trl(code: str, program: str, nearby: NearbyFiles, said: Collection[str]) -> dict[str, str]:
     """Setting of a plan -> what to ask, where a program of unknown release leaves it to SFTConfig; `said`: keys with a value."""
     if not _uses(code) or _later(code, nearby) is not None:
         return {}
@@ -58,13 +57,13 @@ def _uses(code: str) -> bool:
     return any(last_name(node) == "SFTConfig" for node in names)
 
 
-def _later(code: str, nearby: NearbyFiles | None) -> bool | None:
+def _later(code: str, nearby: NearbyFiles) -> bool | None:
     """Whether the release is 0.20 or later, by its pin or by an argument that is gone; None where neither says it.
 
-    >>> _later("SFTTrainer(model=m, tokenizer=t)", None), _later("SFTConfig(max_length=512)", None)
+    >>> _later("SFTTrainer(model=m, tokenizer=t)", NearbyFiles()), _later("SFTConfig(max_length=512)", NearbyFiles())
     (False, None)
     """
-    texts = [re.sub(r"#.*", "", nearby.text(name) or "") for name in _NEEDED] if nearby else []
+    texts = [re.sub(r"#.*", "", nearby.text(name) or "") for name in _NEEDED]
     for sign, major, minor, patch in (found for text in texts for found in _PINNED.findall(text)):
         release = (int(major), int(minor))
         exact = sign in {"==", "="} or (sign == "~=" and patch)  # ~=0.12 is any 0 from 0.12 on, ~=0.12.0 is 0.12
@@ -72,6 +71,5 @@ def _later(code: str, nearby: NearbyFiles | None) -> bool | None:
             return release >= _SINCE
         if sign == "<" and release == _SINCE:
             return False
-    calls = [node for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Call)]
-    passed = {(last_name(node.func), keyword.arg) for node in calls for keyword in node.keywords}
+    passed = {(last_name(call.func), keyword.arg) for call in calls_in(syntax_of(code)) for keyword in call.keywords}
     return False if any((name, arg) in passed for name, gone in _GONE.items() for arg in gone) else None

@@ -13,20 +13,19 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
-from steptime.launch.config_functions import CALLED, read_function
-from steptime.launch.config_values import CLASS, Computed, ends, syntax_of
 from steptime.launch.devices import told
-from steptime.launch.keys import KeyTable, flatten, load_table, rule_of, spelled
+from steptime.launch.keys import KeyTable, flatten, is_costly, load_table
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python.config_functions import CALLED, read_function
+from steptime.launch.python.config_values import CLASS, FUNCTION, Computed, calls_in, ends, syntax_of, with_function
 from steptime.launch.reading import Sets
 from steptime.launch.shell.processes import blanks, flags_of
 from steptime.launch.shell.script import Script, read_script
-from steptime.launch.trainer_files import Said
+from steptime.launch.trainers.trainer_files import Said
 
 _BUILDERS = {"model_config_builder": "model", "train_module_config_builder": "train_module"}
 """Argument of build_config -> the section of the config that its function returns."""
 _PLAIN = ("global_batch_size", "max_sequence_length", "num_nodes")
-_JOB = "_job"
 _PLAN = "write a plan with its settings"
 _READS = re.compile(r"(?:log\w*\.\w+|print)\(")
 _ENTRIES = "model.embedding_size"
@@ -36,7 +35,7 @@ _USUAL = 4096
 """Its default, in both."""
 
 
-def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby: NearbyFiles | None) -> Said | None:
+def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby: NearbyFiles) -> Said | None:
     """What a program over OLMo-core says, alone or with the words of the script that starts it; None of other files.
 
     Raises:
@@ -47,7 +46,7 @@ def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby:
         if path.endswith((".yaml", ".yml", ".json")):
             return None
         script = read_script(text, path, dict(env), nearby)
-        name, text = script.program, (nearby.text(script.program) or "") if nearby is not None else ""
+        name, text = script.program, nearby.text(script.program) or ""
         words = [word.text for word in script.arguments]
     if "olmo_core" not in text:
         return None
@@ -58,15 +57,11 @@ def program_of(path: str, text: str, env: Mapping[str, str], sets: Sets, nearby:
         if "." in key:
             _put_word(tree, key, value)
     found = _said(path, tree, script)
-    if (
-        isinstance(found.keys[_ENTRIES], Computed)
-        and told(sets, "model.vocab_sz") is None
-        and told(sets, "model") is None
-    ):
-        raise ConfigError(f"{path}: vocabulary size unknown ({found.keys[_ENTRIES].code}); add --set model.vocab_sz=N")
-    return found._replace(
-        keys={key: None if isinstance(value, Computed) else value for key, value in found.keys.items()}
-    )
+    entries = found.keys[_ENTRIES]
+    if isinstance(entries, Computed) and told(sets, "model.vocab_sz") is None and told(sets, "model") is None:
+        raise ConfigError(f"{path}: vocabulary size unknown ({entries.code}); add --set model.vocab_sz=N")
+    known = {key: None if isinstance(value, Computed) else value for key, value in found.keys.items()}
+    return found._replace(keys=known)
 
 
 def _config(path: str, text: str) -> dict[str, Any]:
@@ -76,12 +71,10 @@ def _config(path: str, text: str) -> dict[str, Any]:
         ConfigError: there is no such call.
     """
     module = syntax_of(text)
-    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
-    given = [{item.arg or "": item.value for item in call.keywords} for call in calls]
+    given = [{item.arg or "": item.value for item in call.keywords} for call in calls_in(module)]
     found = [said for said in given if _BUILDERS.keys() <= said.keys()]
-    whole = [
-        node for node in module.body if isinstance(node, ast.FunctionDef) and ends(node.returns, "ExperimentConfig")
-    ]
+    functions = (node for node in module.body if isinstance(node, ast.FunctionDef))
+    whole = [node for node in functions if ends(node.returns, "ExperimentConfig")]
     if whole and not found:
         tree = read_function(path, text, whole[0].name, "ExperimentConfig", "$^")[1]
         for part, key, name in (("dataset", "sequence_length", _LENGTH), ("data_loader", *["global_batch_size"] * 2)):
@@ -100,12 +93,9 @@ def _config(path: str, text: str) -> dict[str, Any]:
     plain = ", ".join(f"{key}={ast.unparse(said[key])}" for key in _PLAIN if key in said)
     tokenizer = ast.unparse(said["tokenizer"]) if "tokenizer" in said else "TokenizerConfig.dolma2(x=0)"
     parts = ", ".join(f"{part}={ast.unparse(said[key])}(common)" for key, part in _BUILDERS.items())
-    lines = [
-        f"    common = CommonComponents({plain}, launch=None, tokenizer={tokenizer})",
-        f"    return Job({plain}, {parts}, tokenizer={tokenizer})",
-    ]
-    added = "\n".join([text, f"def {_JOB}():", *lines])
-    return read_function(path, added, _JOB, "", "$^")[1]
+    common = f"common = CommonComponents({plain}, launch=None, tokenizer={tokenizer})"
+    added = with_function(text, common, f"return Job({plain}, {parts}, tokenizer={tokenizer})")
+    return read_function(path, added, FUNCTION, "", "$^")[1]
 
 
 def _put_word(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -148,12 +138,8 @@ def _said(path: str, tree: dict[str, Any], script: Script | None) -> Said:
     if isinstance(micro, int):
         said["train_module.rank_microbatch_size / sequence_length"] = micro // length
     for key, value in said.items():
-        rule = rule_of(spelled(key, table), table)
-        if (
-            isinstance(value, Computed)
-            and key != _ENTRIES
-            and (key.startswith("model.") or rule is None or rule.status != "irrelevant")
-        ):
+        costs = key.startswith("model.") or is_costly(key, table, unknown=True)
+        if isinstance(value, Computed) and key != _ENTRIES and costs:
             raise ConfigError(f"{path}: {key} is computed ({value.code}); {_PLAN}")
     return Said(said) if script is None else Said(said, script.devices, notes=script.notes)
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 
+FUNCTION = "_job"
+"""Name of a function that is added to a program, to be read."""
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
 
@@ -41,12 +43,8 @@ def operated(node: ast.expr, parts: list[Any]) -> Any:
         KeyError: an operator that is not read.
         ValueError: a value larger than any job's.
     """
-    sizes = [
-        part.bit_length() if isinstance(part, int) else len(part)
-        for part in parts
-        if isinstance(part, int | str | list)
-    ]
-    if sum(sizes) > MOST_ITEMS:
+    sized = (part for part in parts if isinstance(part, int | str | list))
+    if sum(part.bit_length() if isinstance(part, int) else len(part) for part in sized) > MOST_ITEMS:
         raise ValueError
     if isinstance(node, ast.JoinedStr) and all(type(part) in {str, int} for part in parts):
         return "".join(map(str, parts))
@@ -58,11 +56,8 @@ def operated(node: ast.expr, parts: list[Any]) -> Any:
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         return _OPERATORS[type(node.ops[0])](*parts)
     if isinstance(node, ast.UnaryOp | ast.BinOp):
-        if (
-            isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Mult)
-            and not all(isinstance(part, int | float) for part in parts)
-        ):
+        numbers = all(isinstance(part, int | float) for part in parts)
+        if isinstance(node.op, ast.Mult) and not numbers:
             raise ValueError
         return _OPERATORS[type(node.op)](*parts)
     raise KeyError
@@ -81,6 +76,17 @@ def dotted(node: ast.expr) -> list[str]:
         owner = dotted(node.value)
         return [*owner, node.attr] if owner else []
     return []
+
+
+def last_name(node: ast.AST) -> str:
+    """`c` of `a.b.c` or of `c`."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def calls_in(tree: ast.AST, *names: str) -> list[ast.Call]:
+    """The calls in a program; with names, those of functions that are called so."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call for call in calls if not names or last_name(call.func) in names]
 
 
 def whole_call(node: ast.Call) -> ast.Call:
@@ -106,9 +112,8 @@ def attribute(node: ast.Attribute, names: dict[str, Any]) -> tuple[Any] | None:
 def failed(path: str, node: ast.stmt | ast.expr, problem: str) -> ConfigError:
     """What to raise for code that cannot be followed."""
     code = " ".join(ast.unparse(node).split())
-    return ConfigError(
-        f"{path}:{node.lineno}: {problem} ({code[:60]}); use literal values, or give a log or TOML of the job"
-    )
+    fix = "use literal values, or give a log or TOML of the job"
+    return ConfigError(f"{path}:{node.lineno}: {problem} ({code[:60]}); {fix}")
 
 
 def spread(found: Any, count: int) -> list[Any]:
@@ -133,13 +138,8 @@ def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
 
 
 _CASTS: dict[str, Callable[..., Any]] = {
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "max": max,
-    "min": min,
-    "round": round,
-}
+    "int": int, "float": float, "bool": bool, "max": max, "min": min, "round": round,
+}  # fmt: skip
 """Python's own functions of plain values, by name."""
 
 
@@ -180,11 +180,10 @@ def constants_of(module: ast.Module) -> dict[str, ast.expr]:
 
 def options_in(module: ast.Module) -> Iterator[tuple[str, dict[str | None, ast.expr]]]:
     """The options that a program gives to argparse, by their names in its namespace, with the keywords of each."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-            flags = [str(flag.value) for flag in node.args if isinstance(flag, ast.Constant)]
-            if name := next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_"):
-                yield name, {keyword.arg: keyword.value for keyword in node.keywords}
+    for node in calls_in(module, "add_argument"):
+        flags = [str(flag.value) for flag in node.args if isinstance(flag, ast.Constant)]
+        if name := next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_"):
+            yield name, {keyword.arg: keyword.value for keyword in node.keywords}
 
 
 def literal(node: ast.expr | None) -> Any:
@@ -246,6 +245,12 @@ def note_call(node: ast.Call, names: dict[str, Any], under: str) -> None:
     for found in given:
         if isinstance(found, dict):
             found.setdefault(under, []).append(" ".join(ast.unparse(node).split())[:60])
+
+
+def with_function(text: str, *statements: str) -> str:
+    """A program with one function more, called `FUNCTION`, of those statements."""
+    inside = "\n".join(f"    {line}" for statement in statements for line in statement.splitlines())
+    return f"{text}\n\ndef {FUNCTION}():\n{inside}"
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any], whole: str = CLASS) -> dict[str, Any]:

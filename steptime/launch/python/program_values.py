@@ -6,8 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.launch.config_values import literal, operated, options_in, syntax_of
-from steptime.launch.program_setup import last_name
+from steptime.launch.python.config_values import last_name, literal, operated, options_in, syntax_of
 
 
 class Argument(NamedTuple):
@@ -67,6 +66,8 @@ def solved(value: Any, given: Mapping[str, Any]) -> Any:
     (False, False)
     >>> solved(Argument("bf16"), {"bf16": True}), solved(Expression("16 if args.big else args.rank"), {"big": False})
     (True, None)
+    >>> solved(Expression("args.rank > 8 and 2 * args.rank"), {"rank": 16}), solved(Expression("args.n > 8"), {})
+    (32, None)
     """
     try:
         if isinstance(value, Argument):
@@ -94,9 +95,8 @@ def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.IfExp):
         return _result(node.body if _result(node.test, given) else node.orelse, given)
     if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare):
-        return operated(
-            node, [_result(part, given) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-        )
+        parts = (part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
+        return operated(node, [_result(part, given) for part in parts])
     if isinstance(node, ast.Call) and last_name(node.func) == "get" and node.args:
         name = _result(node.args[0], {})
         return given[name] if name in given else _result(node.args[1], given) if len(node.args) > 1 else None

@@ -8,8 +8,8 @@ from typing import Any
 
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import told
-from steptime.launch.figures import Figures, size_of
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.trainers.figures import Figures, size_of
 from steptime.launch.zero_offload import offload_of
 
 
@@ -52,9 +52,8 @@ def _unwrapped(found: Figures, word: str) -> bool:
     policy = str(found.get("@fsdp_policy") or "").lower()
     by_size = found.get("@fsdp_least") not in (None, 0, "0")
     if policy == "size_based_wrap" or (by_size and not policy):
-        found.keys.approximate(
-            found.figures["@fsdp_policy" if policy else "@fsdp_least"], "units by size: blocks are counted"
-        )
+        by = found.figures["@fsdp_policy" if policy else "@fsdp_least"]
+        found.keys.approximate(by, "units by size: blocks are counted")
         return False
     alone = found.backend() == "@fsdp" or re.search("full_shard|shard_grad_op|hybrid_shard", word)
     unsaid = found.keys.table.raw.get("accelerates") and alone and "auto_wrap" not in word and not policy
@@ -75,7 +74,7 @@ def _of_version_1(found: Figures) -> dict[str, Any]:
     return early | none | ({"original_params": False} if flat else {})
 
 
-def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles | None) -> None:
+def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles) -> None:
     """Put the stage into the config, and what is in the host's memory; what is not set stays open."""
     keys, said = found.keys, str(found.get("@deepspeed"))
     name = "" if said.lower() in {"none", "true"} else said
@@ -93,7 +92,7 @@ def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles | None)
     if stage is None and (in_name := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
         stage = in_name[1]
         keys.notes.append(f"ZeRO stage {stage} from the name {name}")
-    there = nearby is not None and nearby.text(name) is not None  # then it says so itself
+    there = nearby.text(name) is not None  # then it says so itself
     if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
         keys.leave_out(found.figures["@deepspeed"], "states in host memory")
     if stage is not None:
@@ -122,9 +121,7 @@ def _put_uneven_stages(found: Figures, config: dict[str, Any]) -> None:
 
     DeepSpeed runtime/pipe/module.py, _partition_layers: stages as equal as they can be.
     """
-    pp, layers = (
-        size_of(config[section].get(key), 0) for section, key in (("parallelism", "pp"), ("model", "n_layers"))
-    )
+    pp, layers = size_of(config["parallelism"].get("pp"), 0), size_of(config["model"].get("n_layers"), 0)
     if found.keys.table.raw.get("pipeline_engine") and pp > 1 and layers > pp and layers % pp:
         config["parallelism"]["layers_per_stage"] = [layers // pp + (stage < layers % pp) for stage in range(pp)]
         found.keys.notes.append(f"{layers} layers on {pp} stages: one more on each of the first {layers % pp}")
@@ -168,11 +165,10 @@ def _by_accelerate(found: Figures) -> tuple[dict[str, Any], Any]:
     keys, stage = found.keys, found.keys.get("zero_stage")
     own = found.figures.get("@deepspeed", "use_deepspeed") == "use_deepspeed"
     if stage is None and (why := keys.without_value.get("use_deepspeed")):
-        keys.left_open["parallelism.zero_level"] = f"ZeRO stage unknown: {why}; add --set parallelism.zero_level=N"
+        keys.ask("parallelism.zero_level", f"ZeRO stage unknown: {why}")
     if stage is None and own and "parallelism.zero_level" not in keys.left_open:
         stage = 2
         keys.notes.append("ZeRO stage not set, 2 assumed: accelerate's default")
-    optimizer, params = (
-        (found.figures[name],) if name in found.figures else () for name in ("@offload_optimizer", "@offload_params")
-    )
+    names = ("@offload_optimizer", "@offload_params")
+    optimizer, params = ((found.figures[name],) if name in found.figures else () for name in names)
     return offload_of(keys, size_of(stage, 0), optimizer, params), stage

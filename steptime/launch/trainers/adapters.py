@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from steptime.launch.figures import Figures
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable
+from steptime.launch.trainers.figures import Figures
 from steptime.model.lora import EVERY, MLP, QKV
 
 PARTLY = "partial training by a method other than LoRA: every weight is counted as trained"
@@ -94,9 +94,8 @@ def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, 
     if unsaid and (own or not usual.keys() >= {*unsaid}):
         why_not = f"{own} is not an argument of {framework}" if own else f"{framework} has no default"
         for name in unsaid:
-            why = f"{name} of the adapters unknown ({why_not})"
             example = "N" if name == "rank" else "[q_proj,v_proj]"
-            found.keys.left_open[f"model.lora.{name}"] = f"{why}; add --set model.lora.{name}={example}"
+            found.keys.ask(f"model.lora.{name}", f"{name} of the adapters unknown ({why_not})", example)
     elif unsaid:
         values = ", ".join(text_of(usual[name]) for name in unsaid)
         whose = f"the default of {framework}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steptime.launch.config_values import CLASS, Computed, dotted
+from steptime.launch.python.config_values import CLASS, Computed, dotted
 
 
 def bound(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from steptime.launch.config_values import syntax_of
+from steptime.launch.python.config_values import calls_in, last_name, syntax_of
 
 _PREFERENCES = re.compile(r"(?:DPO|CPO|ORPO|KTO|BCO|GRPO|PPO|RLOO|XPO|OnlineDPO|NashMD|GKD|Reward|PRM)\w*Trainer")
 """Trainers of trl (trl/trainer) that train on preferences or rewards, or beside a reference model."""
@@ -34,7 +33,7 @@ def other_training(code: str) -> str:
     >>> other_training("m = AutoModelForSequenceClassification.from_pretrained(name)")
     'training of a model that labels sequences'
     """
-    calls = [node.func for node in ast.walk(syntax_of(code)) if isinstance(node, ast.Call)]
+    calls = [call.func for call in calls_in(syntax_of(code))]
     names = [name for call in calls if (name := last_name(call)).endswith("Trainer")]
     if names and all(_PREFERENCES.fullmatch(name) for name in names):
         return _ON_PREFERENCES
@@ -64,7 +63,7 @@ def sets_up_adapters(code: str) -> bool:
         return False
     tree = syntax_of(code)
     above = _above(tree)
-    wraps = list(_calls(tree, "get_peft_model")) or list(_calls(tree, "LoraConfig"))
+    wraps = calls_in(tree, "get_peft_model") or calls_in(tree, "LoraConfig")
     return any(not _asked(node, above, tree, _METHOD) for node in wraps)
 
 
@@ -73,16 +72,12 @@ def _above(tree: ast.Module) -> dict[ast.AST, ast.AST]:
     return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
 
-def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == name)
-
-
 def _asked(node: ast.AST, above: dict[ast.AST, ast.AST], tree: ast.Module, of: re.Pattern[str], depth: int = 0) -> bool:
     """Whether a test with such words decides on a statement, or on every call of the function that it is in."""
     while (parent := above.get(node)) is not None:
         if isinstance(parent, ast.If | ast.IfExp) and node is not parent.test and of.search(ast.unparse(parent.test)):
             return True
-        if isinstance(parent, ast.FunctionDef) and depth < _DEEPEST and (made := list(_calls(tree, parent.name))):
+        if isinstance(parent, ast.FunctionDef) and depth < _DEEPEST and (made := calls_in(tree, parent.name)):
             return all(_asked(call, above, tree, of, depth + 1) for call in made)
         node = parent
     return False
@@ -107,7 +102,7 @@ def quantizes(code: str) -> str:
     tree = syntax_of(code)
     above = _above(tree)
     said = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and _in_bits(node)]
-    loads = [*_calls(tree, "BitsAndBytesConfig"), *(node.value for node in said)]
+    loads = [*calls_in(tree, "BitsAndBytesConfig"), *(node.value for node in said)]
     if all(_asked(node, above, tree, _BITS) for node in loads):
         return ""
     taken = re.search(r"\bquantization_config\b", code) or not re.search(r"\bBitsAndBytesConfig\(", code)
@@ -132,7 +127,7 @@ def _of_adapters(code: str) -> set[str]:
     >>> _of_adapters("c = LoraConfig(r=8, use_dora=False, modules_to_save=['lm_head'])") - {"r"}
     {'modules_to_save'}
     """
-    given = [keyword for call in _calls(syntax_of(code), "LoraConfig") for keyword in call.keywords]
+    given = [keyword for call in calls_in(syntax_of(code), "LoraConfig") for keyword in call.keywords]
     return {word.arg for word in given if word.arg and ast.unparse(word.value) not in {"None", "False", "[]"}}
 
 
@@ -172,8 +167,3 @@ def _freezes(code: str) -> bool:
             return True
         left += ast.iter_child_nodes(node)
     return False
-
-
-def last_name(node: ast.AST) -> str:
-    """`c` of `a.b.c` or of `c`."""
-    return str(getattr(node, "attr", getattr(node, "id", "")))

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from steptime.base.document import parse_mapping
-from steptime.launch.config_values import constants_of, syntax_of
 from steptime.launch.keys import GivenKey
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.program_setup import last_name, quantizes, sets_up_adapters
-from steptime.launch.program_values import Argument, Expression, name_of, solved, value_of
+from steptime.launch.python.config_values import calls_in, constants_of, last_name, syntax_of
+from steptime.launch.python.program_setup import quantizes, sets_up_adapters
+from steptime.launch.python.program_values import Argument, Expression, name_of, solved, value_of
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
 """Options of custom programs that name a file of LoRA's settings."""
@@ -20,14 +20,10 @@ ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
 
 _ENABLE = "gradient_checkpointing_enable"
 _SAME = (
-    "bf16",
-    "fp16",
-    "gradient_checkpointing",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "deepspeed",
-)
-_OF_TRAINER = {name: name for name in (*_SAME, "fsdp", "optim", "max_seq_length")} | {"max_length": "max_seq_length"}
+    "bf16", "fp16", "gradient_checkpointing", "per_device_train_batch_size", "gradient_accumulation_steps", "deepspeed",
+    "fsdp", "optim", "max_seq_length",
+)  # fmt: skip
+_OF_TRAINER = {name: name for name in _SAME} | {"max_length": "max_seq_length"}
 PASSED: Mapping[str, Mapping[str, str]] = {
     "TrainingArguments": _OF_TRAINER,
     "SFTConfig": _OF_TRAINER,
@@ -50,13 +46,10 @@ def passed_in(code: str) -> dict[str, Any]:
     """
     tree, found = syntax_of(code), dict[str, Any]()
     constants = _constants(tree)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        names = PASSED.get(getattr(node.func, "attr", getattr(node.func, "id", "")), {})
+    for node in calls_in(tree, *PASSED):
         for keyword in node.keywords:
             unset = isinstance(keyword.value, ast.Constant) and keyword.value.value is None
-            if (key := names.get(keyword.arg or "")) is not None and not unset:
+            if (key := PASSED[last_name(node.func)].get(keyword.arg or "")) is not None and not unset:
                 value = value_of(keyword.value)
                 value = constants.get(value.name, value) if isinstance(keyword.value, ast.Name) else value
                 found[key] = value if found.get(key, value) == value else None
@@ -94,7 +87,7 @@ def _cut_to(tree: ast.Module) -> dict[str, Any]:
     >>> _cut_to(ast.parse("tokens = tokenizer(text, truncation=True, max_length=cutoff_len)"))
     {'max_seq_length': Argument(name='cutoff_len')}
     """
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "tokenizer"]
+    calls = calls_in(tree, "tokenizer")
     said = [{keyword.arg: value_of(keyword.value) for keyword in call.keywords} for call in calls]
     lengths = [words["max_length"] for words in said if words.get("truncation") is True and "max_length" in words]
     same = lengths and lengths[0] is not None and all(length == lengths[0] for length in lengths)
@@ -116,12 +109,8 @@ def _model(tree: ast.Module) -> dict[str, Any]:
     constants = {name: node.value for name, node in constants_of(tree).items() if isinstance(node, ast.Constant)}
     loads = [
         node.args[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and node.args
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "from_pretrained"
-        and last_name(node.func.value).endswith("ForCausalLM")
+        for node in calls_in(tree, "from_pretrained")
+        if node.args and last_name(getattr(node.func, "value", node)).endswith("ForCausalLM")
     ]
     names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else value_of(arg) for arg in loads]
     given = (keyword for node in ast.walk(tree) if _is_trainer(node) for keyword in node.keywords)
@@ -146,7 +135,7 @@ _STARTED = {
 """Kind -> what a program over it contains."""
 
 
-def kind_started(text: str, nearby: NearbyFiles | None) -> str | None:
+def kind_started(text: str, nearby: NearbyFiles) -> str | None:
     """The kind of the program that a script runs, if the program is found: of Hugging Face's Trainer, or over Megatron-Bridge."""
     starts, program = r"\b(?:deepspeed|torchrun|accelerate launch|python3?)\s", r"(?<![\w./-])[\w./-]+\.py\b"
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
@@ -154,7 +143,7 @@ def kind_started(text: str, nearby: NearbyFiles | None) -> str | None:
     named = [found[0] for line in started if (found := re.search(program, line))]
     in_variable = r"^\s*(?:export\s+)?\w+=[\"']?(?:\$\{?\w+\}?/)?([\w./-]+\.py)\b"
     named += re.findall(in_variable, text, re.MULTILINE)  # that is run
-    texts = [nearby.text(name) or "" for name in named] if nearby is not None else []
+    texts = [nearby.text(name) or "" for name in named]
     found_in = (kind for kind, marks in _STARTED.items() if any(re.search(marks, code, re.MULTILINE) for code in texts))
     return next(found_in, None)
 
@@ -170,8 +159,7 @@ def _checkpointing(tree: ast.Module) -> dict[str, Any]:
         if isinstance(node, ast.If):
             tests |= {inner: node.test for part in node.body for inner in ast.walk(part)}
             tests |= {inner: ast.Constant(None) for part in node.orelse for inner in ast.walk(part)}
-    calls = [node for node in ast.walk(tree) if getattr(getattr(node, "func", None), "attr", "") == _ENABLE]
-    values = [value_of(tests[node]) if node in tests else True for node in calls]
+    values = [value_of(tests[node]) if node in tests else True for node in calls_in(tree, _ENABLE)]
     return {"gradient_checkpointing": values[0]} if values and all(value == values[0] for value in values) else {}
 
 
@@ -220,16 +208,12 @@ def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
     named = {name: key for key, value in passed_in(code).items() if (name := name_of(value))}
     known = {item.key for item in given}
     switched = re.search(r"\bdeepspeed=([\"'])([^\"']+)\1 if [\w.]*\bdeepspeed else None", code)
-    found = [
-        item._replace(key=named[item.name]) if item.name in named and named[item.name] not in known else item
-        for item in given
-    ]
-    # TrainingArguments(deepspeed="FILE" if args.deepspeed else None)
-    if switched is None:
+    renamed = {name: key for name, key in named.items() if key not in known}
+    found = [item._replace(key=renamed.get(item.name, item.key)) for item in given]
+    if switched is None:  # TrainingArguments(deepspeed="FILE" if args.deepspeed else None)
         return found
-    return [
-        item._replace(value=switched[2]) if (item.key, item.value) == ("deepspeed", True) else item for item in found
-    ]
+    on = ("deepspeed", True)
+    return [item._replace(value=switched[2]) if (item.key, item.value) == on else item for item in found]
 
 
 def _sets_up_lora(code: str) -> bool:

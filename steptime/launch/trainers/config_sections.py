@@ -9,9 +9,9 @@ from typing import Any
 
 from steptime.base.document import parse_mapping
 from steptime.launch.devices import SET_DEVICES
-from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
+from steptime.launch.keys import KeyTable, flatten, is_costly
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
-from steptime.launch.program_values import defaults_in
+from steptime.launch.python.program_values import defaults_in
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
 from steptime.launch.shell.training_command import SUBCOMMANDS
@@ -36,17 +36,16 @@ def of_subcommand(script: Script, table: KeyTable) -> dict[str, Any]:
     return {named["key"]: script.program} | ({named["first"]: first} if first else {})
 
 
-def of_defaults(table: KeyTable, nearby: NearbyFiles | None, program: str) -> dict[str, Any]:
+def of_defaults(table: KeyTable, nearby: NearbyFiles, program: str) -> dict[str, Any]:
     """The trainer's own file of defaults, where it is in the repository of the job: the keys that the table knows.
 
     The table's `defaults_of` is the program whose defaults they are, where the trainer has several. Of a Python file the defaults
     of its dataclasses count.
     """
     name = str(table.raw.get("defaults_file") or "") if table.raw.get("defaults_of", "") in program else ""
-    text = nearby.text(name) if name and nearby is not None else None
+    text = nearby.text(name) if name else None
     said = (defaults_in(text) if name.endswith(".py") else flatten(parse_mapping(text, name))) if text else {}
-    rules = {key: rule_of(spelled(key, table), table) for key in said}
-    return {key: said[key] for key, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
+    return {key: value for key, value in said.items() if is_costly(key, table)}
 
 
 def of_readme(path: str, top: Path | None = None) -> dict[str, Any]:
@@ -104,9 +103,7 @@ def of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
 
 def costly(options: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """Those options of accelerate's launcher that change the plan, but for its devices."""
-    rules = {name: rule_of(spelled(name, table), table) for name in options.keys() - _COUNTED}
-    known = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"}
-    return {name: value for name, value in options.items() if name in known}
+    return {name: value for name, value in options.items() if name not in _COUNTED and is_costly(name, table)}
 
 
 _OWN_CONFIGS = frozenset({"model_name_or_path", "base_model"})
@@ -145,14 +142,8 @@ def of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 _NO_TRAINING = (
-    "infer_backend",
-    "merge_method",
-    "export_dir",
-    "export_size",
-    "do_predict",
-    "predict_with_generate",
-    "vllm_maxlen",
-)
+    "infer_backend", "merge_method", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen",
+)  # fmt: skip
 """Keys of jobs that run or export a model, unless do_train is also set."""
 
 

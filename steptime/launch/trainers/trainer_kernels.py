@@ -12,9 +12,9 @@ import re
 from typing import Any, get_args
 
 from steptime.launch.deepspeed import TRACED_MASK
-from steptime.launch.figures import Figures
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.named_models import model_field
+from steptime.launch.trainers.figures import Figures
 from steptime.software.timing_settings import GraphModule
 
 _BACKENDS: dict[str, dict[str, str]] = {

@@ -65,9 +65,8 @@ class Figures:
     def tell_share(self, name: str, batch: int | None) -> None:
         """Note that a program's own `name` for a batch is read as that of a device, where none of all devices is known."""
         if name in {"batch_size", "train_batch_size"} and not batch and told(self.keys.sets, "data.gbs") is None:
-            self.keys.notes.append(
-                f"{name} read as the batch of each device; for the global batch add --set data.gbs=N"
-            )
+            fix = "for the global batch add --set data.gbs=N"
+            self.keys.notes.append(f"{name} read as the batch of each device; {fix}")
 
     def shares(self, degrees: Mapping[str, int]) -> tuple[int | None, int | None]:
         """Sequences of a micro-batch, and micro-batches of a step.
@@ -94,9 +93,8 @@ class Figures:
         name, found = self.keys.name(self.figures["@steps"]), max(1, ceil(least / (micro * devices)))
         self.keys.put(self.figures["@steps"], found)
         if told(self.keys.sets, "data.gbs") is None:
-            self.keys.notes.append(
-                f"{name} not set, {found} assumed: {self.keys.table.framework}'s batch of {least} or more"
-            )
+            whose = f"{self.keys.table.framework}'s batch of {least} or more"
+            self.keys.notes.append(f"{name} not set, {found} assumed: {whose}")
         return found
 
     def listed(self) -> int | None:

@@ -11,8 +11,18 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.launch.adapters import switch_of
-from steptime.launch.config_sections import (
+from steptime.launch.devices import SET_DEVICES, by_comment, of_a_run, of_comment, taken
+from steptime.launch.interpolate import resolve
+from steptime.launch.job_keys import text_of
+from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
+from steptime.launch.nearby_files import NearbyFiles, read_nearby
+from steptime.launch.python.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
+from steptime.launch.python.program_setup import of_preferences, other_training
+from steptime.launch.python.program_values import defaults_in
+from steptime.launch.shell.processes import flags_of, split_words
+from steptime.launch.shell.script import Script, read_script, variables_of
+from steptime.launch.trainers.adapters import switch_of
+from steptime.launch.trainers.config_sections import (
     BY_README,
     costly,
     devices_of,
@@ -25,17 +35,7 @@ from steptime.launch.config_sections import (
     of_wandb,
     without_training,
 )
-from steptime.launch.devices import SET_DEVICES, by_comment, of_a_run, of_comment, taken
-from steptime.launch.interpolate import resolve
-from steptime.launch.job_keys import text_of
-from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
-from steptime.launch.nearby_files import NearbyFiles, read_nearby
-from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
-from steptime.launch.program_setup import of_preferences, other_training
-from steptime.launch.program_values import defaults_in
-from steptime.launch.shell.processes import flags_of, split_words
-from steptime.launch.shell.script import Script, read_script, variables_of
-from steptime.launch.trl_defaults import of_trl
+from steptime.launch.trainers.trl_defaults import of_trl
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -48,10 +48,8 @@ def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
         said = more | said if by in said else said
     for name, value in said.items():
         switch = name.removeprefix("no_")
-        turned = (
-            switch != name and rule_of(spelled(name, table), table) is None and spelled(switch, table) in table.rules
-        )
-        known = turned and str(value).lower() in {"true", "false"}
+        unlisted = switch != name and rule_of(spelled(name, table), table) is None
+        known = unlisted and spelled(switch, table) in table.rules and str(value).lower() in {"true", "false"}
         found |= {switch: str(value).lower() == "false"} if known else {name: value}
     return found
 
@@ -70,10 +68,9 @@ def renamed_with(given: list[GivenKey], table: KeyTable, code: str = "") -> list
         given = [item._replace(key="global_batch_size") if item.name in whole else item for item in given]
     for by, names in (table.raw.get("renamed_with") or {}).items():
         known = {item.key for item in given}
+        new = {name: key for name, key in names.items() if by in known and key not in known}
         given = [
-            item._replace(key=names[item.name])
-            if by in known and item.key != "global_batch_size" and names.get(item.name, by) not in known
-            else item
+            item if item.key == "global_batch_size" else item._replace(key=new.get(item.name, item.key))
             for item in given
         ]
     return given
@@ -112,13 +109,13 @@ _SPAWNED = re.compile(r"\A(?:[^\n]*\n){0,50}?run sh: `([^`\n]+)`[\s\S]*")
 """The command with which ms-swift starts its processes, at the beginning of their log."""
 
 
-def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dict[str, Any]:
+def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles) -> dict[str, Any]:
     """Defaults of the program of a script, for keys that the table uses.
 
     The precision of DeepSpeed-Chat's programs is in its utils/ds_utils.py (microsoft/DeepSpeedExamples).
     """
     named = {switch_of(spelled(name, table), value, table): value for name, value in said.defaults.items()}
-    if "get_train_ds_config(" in said.code and nearby is not None:
+    if "get_train_ds_config(" in said.code:
         code = re.sub(r"#.*", "", nearby.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
@@ -128,7 +125,7 @@ def own_defaults(said: Said, table: KeyTable, nearby: NearbyFiles | None) -> dic
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
-def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
+def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles) -> Said:
     """The keys of a file, of the configs and the program that it names, and of accelerate's config in the same folder.
 
     Raises:
@@ -141,8 +138,8 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
         what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
         raise ConfigError(f"{path}: {what}: {kind} is not modeled")
     said = found.keys
-    configs = [config for config in (nearby.added if nearby is not None else []) if config.suffix in {".yaml", ".yml"}]
-    if not configs and not found.program and nearby is not None and "model_name_or_path" in said:
+    configs = [config for config in nearby.added if config.suffix in {".yaml", ".yml"}]
+    if not configs and not found.program and "model_name_or_path" in said:
         started = of_readme(path, nearby.repository())
         if (config := _of_recipes(path, said, table, nearby, started)) is not None:
             configs = [config]
@@ -153,7 +150,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
         if not isinstance(processes, int | None):
             why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
             found = found._replace(unclear={**found.unclear, "devices": why})
-    if not configs and not found.program and nearby is not None and (why := may_launch(path, said)):
+    if not configs and not found.program and (why := may_launch(path, said)):
         found = found._replace(unclear={**found.unclear, "sharding": why})
     counted = found.devices is not None or "devices" in found.unclear or "num_processes" in said
     if table.raw.get("launcher", {}).get("devices") and not counted and not found.program:
@@ -169,18 +166,17 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
     return found._replace(keys=said)
 
 
-def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
+def _as_started(path: str, found: Said, table: KeyTable, env: dict[str, str], nearby: NearbyFiles) -> Said:
     """A config with the devices on which the one script in its folder that names it starts it, if that says how many."""
-    name = nearby.script_of(path) if nearby is not None and path.endswith((".yaml", ".yml")) else ""
+    name = nearby.script_of(path) if path.endswith((".yaml", ".yml")) else ""
     try:
-        script = _in_files(name, (nearby and nearby.text(name)) or "", table, env, nearby) if name else None
+        script = _in_files(name, nearby.text(name) or "", table, env, nearby) if name else None
     except ConfigError:
         script = None
     if script is None or script.devices is None or "devices" in script.unclear:
         return found
-    return found._replace(
-        devices=script.devices, notes=(*found.notes, taken(script.devices, f"{name}, which starts it"))
-    )
+    note = taken(script.devices, f"{name}, which starts it")
+    return found._replace(devices=script.devices, notes=(*found.notes, note))
 
 
 def _of_recipes(
@@ -196,7 +192,7 @@ def _of_recipes(
     return next((found for name in names if name and (found := nearby.path(str(name)))), None)
 
 
-def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles | None) -> Said:
+def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: NearbyFiles) -> Said:
     """The same as each file has them."""
     if path.endswith(".toml"):
         try:
@@ -220,23 +216,23 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
             said["deepspeed"] = said.pop("deepspeed_config")
         devices = devices_of(script, table, said, unclear)
         name = script.program.rpartition("/")[2]
-        code = (nearby.text(script.program) or "") if nearby is not None and name.endswith(".py") else ""
+        code = (nearby.text(script.program) or "") if name.endswith(".py") else ""
         notes = (*script.launched(), *script.notes)
         return Said(said, devices, unclear, name, defaults_in(code), notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], nearby), text)
     tree = of_section(parse_mapping(text, path, repeats=True), table)
     tree = resolve(tree, env | variables_of(nearby))
     tree, program = of_wandb(tree) if "_wandb" in tree else (tree, "")
-    if isinstance(inline := tree.get("deepspeed"), dict) and inline and nearby is not None:
+    if isinstance(inline := tree.get("deepspeed"), dict) and inline:
         nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
     said = of_defaults(table, nearby, "") | flatten(tree)
     return Said(said, (named := of_comment(text)), of_a_run(text), program=program, notes=by_comment(named))
 
 
-def _included(name: str, nearby: NearbyFiles | None) -> str:
+def _included(name: str, nearby: NearbyFiles) -> str:
     """The YAML of `!include FILE` on one line; an empty mapping where the file is not found."""
-    text = nearby.text(name) if nearby is not None else None
+    text = nearby.text(name)
     return json.dumps(parse_mapping(text, name)) if text is not None else "{}"
 
 
@@ -257,7 +253,7 @@ def _without_value(script: Script) -> dict[str, str]:
     return found
 
 
-def _configs(script: Script, path: str, nearby: NearbyFiles | None, table: KeyTable) -> dict[str, Any]:
+def _configs(script: Script, path: str, nearby: NearbyFiles, table: KeyTable) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
 
     A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is found. One of
@@ -268,16 +264,16 @@ def _configs(script: Script, path: str, nearby: NearbyFiles | None, table: KeyTa
     for word, last in zip(words, ["", *(word.text for word in words)], strict=False):
         flag, equals, name = word.text.rpartition("=")
         if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
-            text = nearby.text(name) if nearby is not None else None
+            text = nearby.text(name)
             said |= flatten({"fsdp_config": parse_mapping(text, name, repeats=True)}) if text is not None else {}
             continue
         if name.endswith(".json") and (flag if equals else last) == "--train_args_file":
             # yangjianxin1/Firefly train.py, setup_everything, and programs after it: HfArgumentParser.parse_json_file
-            text = (nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads")
+            text = nearby.needed(name, f"{path}: line {word.line} reads")
             said |= flatten(parse_mapping(text, name, repeats=True))
             continue
         if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
-            said |= of_adapters((nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads"), name)
+            said |= of_adapters(nearby.needed(name, f"{path}: line {word.line} reads"), name)
             continue
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
         if (folder := table.raw.get("configs_by_name")) and last == "--config" and not name.endswith((".yaml", ".yml")):
@@ -286,7 +282,7 @@ def _configs(script: Script, path: str, nearby: NearbyFiles | None, table: KeyTa
             continue
         if word.unresolved and word.unresolved[0].variable:
             raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write it out')}")
-        text = (nearby or NearbyFiles()).needed(name, f"{path}: line {word.line} reads")
+        text = nearby.needed(name, f"{path}: line {word.line} reads")
         inside = flatten(parse_mapping(text, name, repeats=True))
         if name.rpartition("/")[2] == table.raw.get("defaults_file"):
             inside = {key: value for key, value in inside.items() if rule_of(spelled(key, table), table) is not None}

@@ -16,8 +16,9 @@ from copy import deepcopy
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.launch import call_arguments as calls
-from steptime.launch.config_values import (
+from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.python import call_arguments as calls
+from steptime.launch.python.config_values import (
     CLASS,
     MOST_ITEMS,
     Computed,
@@ -38,7 +39,6 @@ from steptime.launch.config_values import (
     spread,
     whole_call,
 )
-from steptime.launch.nearby_files import NearbyFiles
 
 CALLED = "_called_"
 """The key under which a config lists the calls that it is given to and that are not followed."""
@@ -61,9 +61,8 @@ def read_function(
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
-    reader = _FunctionReader(
-        path, parsed(path, text), bases, nearby or NearbyFiles(), {}, iter(range(_MOST_STATEMENTS))
-    )
+    steps = iter(range(_MOST_STATEMENTS))
+    reader = _FunctionReader(path, parsed(path, text), bases, nearby or NearbyFiles(), {}, steps)
     offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -176,9 +175,8 @@ class _FunctionReader:
     def changes(self, node: ast.Call) -> bool:
         """Whether a call may change a config: a list that grows, a function that can be followed, or any of a repository's."""
         last = dotted(node.func)[-1:]
-        return (
-            bool(self.bases) or last in (["append"], ["extend"]) or self.find(".".join(dotted(node.func))) is not None
-        )
+        grows = bool(self.bases) or last in (["append"], ["extend"])
+        return grows or self.find(".".join(dotted(node.func))) is not None
 
     def effect(self, node: ast.Call, names: Tree, depth: int) -> None:
         """The effect of a call: a function that changes a config, or a list that grows."""

@@ -14,21 +14,21 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import scalar
 from steptime.job.edit import put
-from steptime.launch.adapters import put_adapters, switched
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
-from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
 from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles, is_readable
-from steptime.launch.olmo_core import program_of
-from steptime.launch.program_calls import left_to_code, passed_in
-from steptime.launch.program_setup import set_up_in
+from steptime.launch.python.program_calls import left_to_code, passed_in
+from steptime.launch.python.program_setup import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
-from steptime.launch.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
-from steptime.launch.trainer_kernels import put_kernels, put_model_kernels
-from steptime.launch.trainer_sharding import put_fsdp, put_pipeline_engine, put_zero
-from steptime.launch.trl_defaults import of_unknown_trl
+from steptime.launch.trainers.adapters import put_adapters, switched
+from steptime.launch.trainers.figures import Figures, size_of
+from steptime.launch.trainers.olmo_core import program_of
+from steptime.launch.trainers.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
+from steptime.launch.trainers.trainer_kernels import put_kernels, put_model_kernels
+from steptime.launch.trainers.trainer_sharding import put_fsdp, put_pipeline_engine, put_zero
+from steptime.launch.trainers.trl_defaults import of_unknown_trl
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 
 
@@ -43,6 +43,7 @@ def read_trainer(
     Raises:
         ConfigError: one line per problem: no such file, keys that change cost and are not modeled, contradictory sizes.
     """
+    nearby = nearby or NearbyFiles()
     program = program_of(path, text, dict(env or {}), sets, nearby) if kind == "olmo" else None
     table = load_table("olmo_core" if program else kind.replace("-", "_"))
     found = program or said_in(path, text, table, dict(env or {}), nearby)
@@ -70,17 +71,14 @@ _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 class _Plan(Figures):
     """The plan of one job: what the table puts into it directly, and what is derived."""
 
-    def __init__(self, keys: JobKeys, found: Said, nearby: NearbyFiles | None) -> None:
+    def __init__(self, keys: JobKeys, found: Said, nearby: NearbyFiles) -> None:
         super().__init__(keys)
         self.devices, self.open_devices, self.nearby = stated(found, keys.sets), found.unclear.get("devices"), nearby
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_with") or {}).values(), keys.table.raw.get("own_arguments") or []]
         sections = tuple(keys.table.raw.get("own_sections") or ())
-        named = (
-            item.name
-            for item in keys.given
-            if any(item.name in names for names in own) or (sections and item.name.startswith(sections))
-        )
+        own_names = {name for names in own for name in names}
+        named = (item.name for item in keys.given if item.name in own_names or item.name.startswith(sections))
         self.own_names = next(named, keys.table.raw.get("own_program", ""))
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.words = found.unclear.get("$@", "")
@@ -96,7 +94,7 @@ class _Plan(Figures):
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key
             elif key in keys.without_value:
-                keys.left_open[rule.note] = f"{keys.without_value[key].partition('; ')[0]}; add --set {rule.note}=N"
+                keys.ask(rule.note, keys.without_value[key].partition("; ")[0])
                 keys.put(key, None)
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
@@ -142,8 +140,7 @@ class _Plan(Figures):
             whose = keys.defaults_of.get(length, keys.table.framework)
             keys.notes.append(f"sequence length not set, {keys.get(length)} assumed: the default of {whose}")
         if "seqlen" not in config["data"]:
-            what = f"{self.alone} has no sequence length" if self.alone else "sequence length unknown"
-            keys.left_open["data.seqlen"] = f"{what}; add --set data.seqlen=N"
+            keys.ask("data.seqlen", f"{self.alone} has no sequence length" if self.alone else "sequence length unknown")
         for path in {"performance.precision", "data.gbs", "data.microbatch_sz"} & keys.left_open.keys():
             config[path.partition(".")[0]].pop(path.partition(".")[2], None)
         return keys.reading({section: value for section, value in config.items() if value != {}})
@@ -151,9 +148,8 @@ class _Plan(Figures):
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
         profiles = self.keys.table.raw["software"]
-        if self.on("@deepspeed") or (
-            "deepspeed" in profiles and "zero_stage" in self.keys.values and not self._sharded()
-        ):
+        staged = "deepspeed" in profiles and "zero_stage" in self.keys.values
+        if self.on("@deepspeed") or (staged and not self._sharded()):
             put_zero(self, self.config, self.nearby)
             return str(profiles["deepspeed"])
         if self._sharded():
@@ -178,10 +174,10 @@ class _Plan(Figures):
             return pure | ({"moment_dtype": "fp32"} if "transformer_engine" in str(self.get("@optimizer")) else {})
         if self.own_names and not (bf16 or fp16 or word.strip() or self.on("@fp8")):
             why = f"precision unknown ({self.own_names} is not an argument of {self.keys.table.framework})"
-            self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=NAME"
+            self.keys.ask("performance.precision", why, "NAME")
         elif self.alone and not (bf16 or fp16) and self.get("@half") in {None, False, "no"}:
             why = f"{self.alone} without mixed_precision leaves the precision to its program"
-            self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=bf16"
+            self.keys.ask("performance.precision", why, "bf16")
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"} | self.masters()
         kept = self.on("@deepspeed") or self._sharded()
         said = self.keys.table.raw.get("autocast") if weights in {"", "float32"} and not kept else None
@@ -206,7 +202,7 @@ class _Plan(Figures):
                 config["model"]["vocab_sz"], whose = entries
                 keys.notes.append(f"vocabulary not set, {whose} assumed: {entries[0]}")
             elif "vocab_sz" not in config["model"]:
-                keys.left_open["model.vocab_sz"] = "vocabulary size unknown; add --set model.vocab_sz=N"
+                keys.ask("model.vocab_sz", "vocabulary size unknown")
             return
         if (preset := preset_of(name)) is not None:
             config["model"] = {"preset": preset} | config["model"]
@@ -222,7 +218,7 @@ class _Plan(Figures):
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
         what = f"model {name!r} is not among the presets{begins(name)}" if name else f"model unknown{self.words}"
-        if self.alone and self.nearby is not None and (script := self.nearby.script_of(keys.source)):
+        if self.alone and (script := self.nearby.script_of(keys.source)):
             raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
@@ -283,6 +279,6 @@ class _Plan(Figures):
         data |= {"microbatch_sz": micro} if micro else {}
         for key in ("gbs", "microbatch_sz"):
             if key not in data and "parallelism.dp" not in keys.left_open:
-                keys.left_open[f"data.{key}"] = f"batch unknown; add --set data.{key}=N"
+                keys.ask(f"data.{key}", "batch unknown")
         if dp is not None and "parallelism.dp" not in keys.left_open and devices is not None:
             keys.assumed_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))

@@ -1,0 +1,1 @@
+"""Python programs and functions that return configs, read by their syntax and never run."""
