@@ -1,14 +1,24 @@
-"""Literal defaults of a training program's own arguments, read by ast."""
+"""The file of a training program, and the literal defaults of its own arguments, read by ast."""
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 from steptime.launch.config_values import literal, options_in, syntax_of
+from steptime.launch.nearby_files import NearbyFiles
 
 _SWITCHES = {"store_true": False, "store_false": True}
 """Action of argparse -> its default."""
+
+
+def file_of(program: str, nearby: NearbyFiles) -> str:
+    """The file of a module (python -m finetune.train) in the repository or its src; else the program as it is."""
+    stem = program.replace(".", "/")
+    module = re.fullmatch(r"\w+(\.\w+)+", program) and not stem.endswith("/py")
+    files = (f"{stem}.py", f"src/{stem}.py") if module else ()
+    return next((file for file in files if nearby.text(file) is not None), program)
 
 
 def defaults_in(code: str) -> dict[str, Any]:
