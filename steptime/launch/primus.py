@@ -160,9 +160,13 @@ def _defaults(file: str, tree: Mapping[str, Any], table: Mapping[str, Any], near
     if text is None:
         return table["older_torchtitan" if "batch_size" in tree.get("training", {}) else "torchtitan"]  # type: ignore[no-any-return]
     said = parse_mapping(text, file)
-    sections = {name: said[name] for name in _DEFAULTS if isinstance(said.get(name), dict)}
-    keys = [(name, key) for name, section in sections.items() for key in section]
-    return {f"{name}.{key}": sections[name][key] for name, key in keys if name != "primus_turbo" or key in _OF_TURBO}
+    items = ((name, *item) for name in _DEFAULTS if isinstance(said.get(name), dict) for item in said[name].items())
+    return {
+        f"{name}.{key}": value
+        for name, key, value in items
+        # switches that are off are off without it, too: where an older version has them says nothing of the job's
+        if value is not False and value not in (None, [], "") and (name != "primus_turbo" or key in _OF_TURBO)
+    }
 
 
 def _model_file(

@@ -187,3 +187,8 @@ def test_defaults_of_the_repository_of_the_job(tmp_path):
     folder.mkdir(parents=True)
     (folder / "pre_trainer.yaml").write_text(OLDER, encoding="utf-8")
     assert data(NearbyFiles(tmp_path)) == (1, 8192, "none")
+    between = (
+        "training: {local_batch_size: 2, deterministic: false}\ncompile: {enable: true, components: [model, loss]}\n"
+    )
+    (folder / "pre_trainer.yaml").write_text(between, encoding="utf-8")
+    assert data(NearbyFiles(tmp_path)) == (2, 2048, "all")

@@ -144,3 +144,16 @@ def test_such_a_method_by_the_default_of_its_program(tmp_path: Path) -> None:
     assert to_job(reading(tmp_path, METHOD, sft_py=program.format("full")), SETS).model.lora is None
     with pytest.raises(ConfigError, match="partial training by a method other than LoRA"):
         to_job(reading(tmp_path, f"{METHOD} --finetune_method ia3", sft_py=program.format("lora")), SETS)
+
+
+@pytest.mark.parametrize("folder", ["own", "src/own"])
+def test_a_program_started_as_a_module_is_read(tmp_path: Path, folder: str) -> None:
+    """python -m own.sft is own/sft.py of the repository, or of its folder src; without it only the command counts."""
+    command = METHOD.replace("sft.py", "-m own.sft")
+    assert to_job(reading(tmp_path, command), SETS).model.lora is None
+    (tmp_path / folder).mkdir(parents=True)
+    code = "model = get_peft_model(model, LoraConfig(r=4, target_modules=['q_proj']))\n"
+    (tmp_path / folder / "sft.py").write_text(code, encoding="utf-8")
+    lora = to_job(reading(tmp_path, command), SETS).model.lora
+    assert lora is not None
+    assert (lora.rank, list(lora.targets)) == (4, ["q_proj"])

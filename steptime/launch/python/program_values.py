@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python.config_values import last_name, literal, operated, options_in, syntax_of
 
 
@@ -110,6 +112,14 @@ def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
 
 _SWITCHES = {"store_true": False, "store_false": True}
 """Action of argparse -> its default."""
+
+
+def file_of(program: str, nearby: NearbyFiles) -> str:
+    """The file of a module (python -m finetune.train) in the repository or its src; else the program as it is."""
+    stem = program.replace(".", "/")
+    module = re.fullmatch(r"\w+(\.\w+)+", program) and not stem.endswith("/py")
+    files = (f"{stem}.py", f"src/{stem}.py") if module else ()
+    return next((file for file in files if nearby.text(file) is not None), program)
 
 
 def defaults_in(code: str) -> dict[str, Any]:

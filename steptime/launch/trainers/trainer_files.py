@@ -18,7 +18,7 @@ from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
 from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.python.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
 from steptime.launch.python.program_setup import of_preferences, other_training
-from steptime.launch.python.program_values import defaults_in
+from steptime.launch.python.program_values import defaults_in, file_of
 from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import Script, read_script, variables_of
 from steptime.launch.trainers.adapters import switch_of
@@ -215,8 +215,9 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
             # a switch and a file (deepspeed/__init__.py, add_config_arguments)
             said["deepspeed"] = said.pop("deepspeed_config")
         devices = devices_of(script, table, said, unclear)
-        name = script.program.rpartition("/")[2]
-        code = (nearby.text(script.program) or "") if name.endswith(".py") else ""
+        file = file_of(script.program, nearby) if "own_methods" in table.raw else script.program
+        name = file.rpartition("/")[2]
+        code = (nearby.text(file) or "") if name.endswith(".py") else ""
         notes = (*script.launched(), *script.notes)
         return Said(said, devices, unclear, name, defaults_in(code), notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], nearby), text)
