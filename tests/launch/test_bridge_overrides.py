@@ -214,3 +214,12 @@ def test_a_flex_dispatchers_library_that_is_none(tmp_path: Path) -> None:
     plan = written(tmp_path, "own.py", text).config
     assert (plan["performance"]["moe"]["dispatcher"], plan["data"]["seqlen"]) == ("alltoall", 4096)
     assert plan["parallelism"]["embedding_and_loss_count_as_layers"] is True
+
+
+def test_stages_that_a_function_lays_out_are_asked_for_in_a_log(tmp_path: Path) -> None:
+    """perf_recipes/deepseek/h100/deepseek_v3.py: the layers of each stage are those of the function's argument."""
+    call = 'set_deepseek_v3_pipeline_model_parallel_layout(cfg.model, "Et|(tt|)*30mL")'
+    text = BENCHMARK.format(lines=call).replace("llama3_70b", "deepseek_v3")
+    (line,) = asked(tmp_path, "own.py", text)
+    stages = "its stages are those of set_deepseek_v3_pipeline_model_parallel_layout(), which is not read"
+    assert line.startswith(f"{stages}; give the log"), line

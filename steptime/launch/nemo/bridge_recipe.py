@@ -161,10 +161,7 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
-    if re.search(_COUNTED, base):  # a benchmark of another file, with a layout and a precision of its own
-        raise ConfigError(
-            f"{path}: its layout and precision are those of {base}(), which is not in the file; {GIVE_LOG}"
-        )
+    _check_layout(path, base, called)
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
     said = _said(tree, path, sets, called)
@@ -195,6 +192,18 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
             keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
     counted = re.search(_COUNTED, name)
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
+
+
+def _check_layout(path: str, base: str, called: Iterable[str]) -> None:
+    """Refuse a benchmark over one of another file, and stages that a function lays out."""
+    if re.search(_COUNTED, base):
+        raise ConfigError(
+            f"{path}: its layout and precision are those of {base}(), which is not in the file; {GIVE_LOG}"
+        )
+    if stages := next((call for call in called if "pipeline_model_parallel_layout(" in call), ""):
+        raise ConfigError(
+            f"{path}: its stages are those of {stages.partition('(')[0]}(), which is not read; {GIVE_LOG}"
+        )
 
 
 def _put_overlap(tree: dict[str, Any], defaults: dict[str, Any]) -> None:
