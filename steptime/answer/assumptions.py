@@ -44,7 +44,7 @@ def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> 
     replays = waits_s["recompute"] / step_s
     where = (
         f"{100 * (share - replays):.0f} % as launch gaps, {100 * replays:.0f} % as recomputation"
-        if replays
+        if replays >= 0.005
         else "part of the launch gaps"
     )
     traced = run_by_host(software.timing)

@@ -76,7 +76,8 @@ class Script(NamedTuple):
         """The note on the nodes and processes that its command states; none where one of them is a launcher's default."""
         if not (self.nodes and self.devices_per_node) or any(map(is_default, self.notes)):
             return []
-        return [f"{LAUNCHED}{counted(self.nodes, 'node')} with {counted(self.devices_per_node, 'process')} each"]
+        each = " each" if self.nodes > 1 else ""
+        return [f"{LAUNCHED}{counted(self.nodes, 'node')} with {counted(self.devices_per_node, 'process')}{each}"]
 
 
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
