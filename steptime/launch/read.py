@@ -26,9 +26,8 @@ from steptime.launch.nearby_files import NearbyFiles, with_numbers
 from steptime.launch.python.config_values import split_path
 from steptime.launch.python.program_calls import kind_started
 from steptime.launch.reading import Reading, Sets, cut
-from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.grammar import PROGRAM
-from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB
 
 KINDS = {
     "megatron": ("steptime.launch.megatron.sources", "read_megatron"),

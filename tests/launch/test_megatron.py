@@ -275,10 +275,10 @@ def test_what_the_file_cannot_say_is_asked_for():
 
 def test_devices_that_only_a_run_could_tell_may_be_set():
     found = load("rocm_llama3.sh")
-    command = '$(python3 -c "import torch; print(torch.cuda.device_coun...) in line 15 is a command'
-    why = f"--nproc-per-node: {command}, and commands are not run"
+    command = '$(python3 -c "import torch; print(torch.cuda.device_coun...) in line 15'
+    why = f"--nproc-per-node: number of devices unknown, which {command} counts"
     assert problems(to_job, found, {"hardware.node_type": "mi300x-node"}) == [
-        f"rocm_llama3.sh: line 147: {why}; add --set parallelism.dp=N"
+        f"rocm_llama3.sh: line 147: {why}; add --set hardware.node_type=NAME"
     ]
     assert to_job(found, PLANS["rocm_llama3.sh"]).parallelism.devices == 8
 

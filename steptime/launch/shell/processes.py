@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from steptime.base.document import scalar
 from steptime.launch.devices import SET_DEVICES
 from steptime.launch.keys import KeyTable, is_costly
-from steptime.launch.shell.expansion import DEVICES_ON_NODE
-from steptime.launch.shell.scope import Unknown
+from steptime.launch.shell.scope import DEVICES_ON_NODE, Unknown
 
 
 class Word(NamedTuple):
