@@ -245,8 +245,11 @@ def test_a_count_of_the_nodes_devices_is_asked_for_by_the_machine(capsys, tmp_pa
     path = tmp_path / "run.sh"
     start = f"torchrun --nnodes 1 --nproc_per_node $N {COMMAND} --tensor-model-parallel-size $N"
     path.write_text(f"N=$(nvidia-smi -L | wc -l)\n{start}\n", encoding="utf-8")
-    asked, again = refused(capsys, "--from", "auto", path)
-    assert "number of devices unknown, which $(nvidia-smi -L | wc -l) in line 1 counts; add --set hardware" in asked
+    *asked, again = refused(capsys, "--from", "auto", path)
+    why = (
+        "number of devices unknown, which $(nvidia-smi -L | wc -l) in line 1 counts; add --set hardware.node_type=NAME"
+    )
+    assert all(line.endswith(why) for line in asked)
     assert again == f"to go on: 3dtrn --from auto {path} --set hardware.node_type=NAME"
     code, out, _ = run(capsys, "--from", "auto", path, *H100)
     assert (code, out.splitlines()[1].split()[:6]) == (0, ["tp", "8", "pp", "1", "dp", "1"])
