@@ -291,6 +291,14 @@ def test_nodes_without_a_value():
     assert reading(launch="torchrun --nnodes $NODES --nproc_per_node 8", NODES="2").config["parallelism"]["dp"] == 16
 
 
+@pytest.mark.parametrize("nodes", ["0", "abc"])
+def test_what_is_no_number_of_nodes_is_not_the_launchers_default(nodes):
+    found = reading(launch=f"torchrun --nnodes {nodes} --nproc_per_node 8")
+    asked = f"run.sh: line 1: --nnodes: '{nodes}' is no number of nodes; add --set parallelism.dp=N"
+    assert problems(to_job, found, H100) == [asked]
+    assert to_job(found, H100 | {"parallelism.dp": 16}).parallelism.dp == 16
+
+
 def test_branches_follow_the_environment():
     found = load("rocm_llama3.sh", SIZE="8", TP="1", FP8="1", RECOMPUTE="1", ROPE_FUSION="0", SEQ="8192").config
     assert (found["model"]["n_layers"], found["model"]["hidden_sz"], found["data"]["seqlen"]) == (32, 4096, 8192)
