@@ -117,6 +117,10 @@ def test_the_answer_says_what_part_of_the_step_waits_for_the_host():
     job = Job.load(SMALL)
     (line,) = host_bound({"launch": 0.6, "recompute": 0.2}, 1.0, job.software)
     assert "during 80 % of the step (60 % as launch gaps, 20 % as recomputation); " in line
+    (line,) = host_bound({"launch": 0.3, "recompute": 0.004}, 1.0, job.software)  # 0 %, which is not told
+    assert "during 30 % of the step (part of the launch gaps); " in line
+    (line,) = host_bound({"launch": 0.456, "recompute": 0.116}, 1.0, job.software)  # rounded, they add up
+    assert "during 57 % of the step (45 % as launch gaps, 12 % as recomputation); " in line
     found = estimate(job)
     for brief in (False, True):
         assert report(found, brief=brief).count("host-bound: ") == 1

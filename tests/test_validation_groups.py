@@ -162,7 +162,7 @@ def test_the_headline_comes_first_then_other_trainers():
 def test_other_trainers_alone_and_own_rows_alone():
     alone = tables(error_summary.summarize([other("b", 0.5, "hagemann")], 3))
     assert alone[0].title == "step time: other trainers"
-    assert "1 measured rows: 1 judged, 0 skipped" in alone[0].notes
+    assert "1 measured row: 1 judged, 0 skipped" in alone[0].notes
     own = tables(error_summary.summarize([judged("a", 1.0, 1.1, file="", split="")], 3))
     assert own[0].title == "step time"
     assert not [table for table in own if "NVIDIA" in str(table)]

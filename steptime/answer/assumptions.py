@@ -41,17 +41,14 @@ def host_bound(waits_s: dict[str, float], step_s: float, software: Software) -> 
     share = sum(waits_s.values()) / step_s
     if share < HOST_BOUND:
         return []
-    replays = waits_s["recompute"] / step_s
-    where = (
-        f"{100 * (share - replays):.0f} % as launch gaps, {100 * replays:.0f} % as recomputation"
-        if replays
-        else "part of the launch gaps"
-    )
+    whole, replays = round(100 * share), round(100 * waits_s["recompute"] / step_s)
+    parts = f"{whole - replays} % as launch gaps, {replays} % as recomputation"
+    where = parts if replays else "part of the launch gaps"
     traced = run_by_host(software.timing)
     eager = software.family in EAGER_TORCH and software.kernels.compile == "none" and not traced
     remedies = ", ".join(["larger micro-batches", *(["torch.compile"] if eager else [])])
     what = "the nodes of a traced graph" if traced else "kernel launches"
-    waits = f"the device waits for {what} during {100 * share:.0f} % of the step ({where})"
+    waits = f"the device waits for {what} during {whole} % of the step ({where})"
     return [f"host-bound: {waits}; {remedies} or CUDA graphs shorten it"]
 
 

@@ -58,6 +58,8 @@ class Parser(argparse.ArgumentParser):
         """What to write where a report of one plan gets several words."""
         from pathlib import Path
 
+        if self.first == Parser.first:  # an option stands first
+            return f"one file at a time, not also {words}; a script and its arguments are one string: 'SCRIPT ARG ...'"
         every = [self.first, *words.split()]
         if named := next((word for word in every if word in self.subcommands), None):
             return f"the subcommand comes first: 3dtrn {' '.join([named, *(word for word in every if word != named)])}"

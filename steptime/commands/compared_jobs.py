@@ -50,16 +50,18 @@ def read_jobs(paths: Sequence[str], options: Namespace) -> list[ComparedJob]:
     from steptime.launch.reading import MACHINE_UNKNOWN  # a file that cannot be read yet may name it
 
     other = next((each.job for each in found.values()), None)
-    asked: list[str] = []
+    asked_of: dict[str, list[str]] = {}
     for n in launched:
         try:
             found[n] = _launched(paths[n], options, other)
         except ConfigError as error:
-            asked += [line for line in error.problems if not (problems and line.endswith(MACHINE_UNKNOWN))]
+            lines = [line for line in error.problems if not (problems and line.endswith(MACHINE_UNKNOWN))]
+            asked_of[paths[n]] = lines
+    asked = [line for lines in asked_of.values() for line in lines]
     if asked and not problems:
         from steptime.commands.launch_command import retyped
 
-        asked += retyped(options.typed, paths[launched[0]], asked)
+        asked += retyped(options.typed, asked_of)
     if problems or asked:
         raise ConfigError(dict.fromkeys([*problems, *asked]))
     for each in found.values():

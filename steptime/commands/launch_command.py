@@ -40,7 +40,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     try:
         job, reading = read_job(options, options.kind, options.config, [*named, *options.sets])
     except ConfigError as error:
-        raise ConfigError([*error.problems, *retyped(options.typed, options.config, error.problems)]) from None
+        raise ConfigError([*error.problems, *retyped(options.typed, {options.config: error.problems})]) from None
     plan_defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")
@@ -100,42 +100,52 @@ _WORDS = "pass script and arguments as one string"
 _VARIABLES = re.compile(r"write ((?:\w+=\.\.\. )+)before the command")
 
 
-def retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str]:
+def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[str]:
     """The command as it was typed with what its problems ask for; nothing where one asks for something else.
 
     Nothing either for $100 and beyond, which no script means.
 
-    `source`: the file, or the script and its arguments as one string.
+    `problems_of`: those of each file, or of each script and its arguments as one string.
 
-    >>> retyped(["--from", "auto", "my job.sh"], "my job.sh", ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
+    >>> retyped(["--from", "auto", "my job.sh"], {"my job.sh": ["f: vocabulary size unknown; add --set model.vocab_sz=N (x)"]})
     ["to go on: 3dtrn --from auto 'my job.sh' --set model.vocab_sz=N"]
-    >>> retyped(["run.sh", "--from", "auto"], "run.sh", ["f: $2 has no value; pass script and arguments as one string"])
-    ["to go on: 3dtrn 'run.sh ARG1 ARG2' --from auto"]
-    >>> retyped(["--from", "auto", "run.sh"], "run.sh", ["f: $RANK has no value; write RANK=... before the command"])
+    >>> retyped(["diff", "a.sh", "b.sh"], {"b.sh": ["f: $2 has no value; pass script and arguments as one string"]})
+    ["to go on: 3dtrn diff a.sh 'b.sh ARG1 ARG2'"]
+    >>> retyped(["--from", "auto", "run.sh"], {"run.sh": ["f: $RANK has no value; write RANK=... before the command"]})
     ['to go on: RANK=... 3dtrn --from auto run.sh']
-    >>> retyped(["run.sh", "--machine", "dgx-h100"], "run.sh", ["f: 9 devices; add --set hardware.node_type=NAME"])
+    >>> retyped(["run.sh", "--machine", "dgx-h100"], {"run.sh": ["f: 9 devices; add --set hardware.node_type=NAME"]})
     ['to go on: 3dtrn run.sh --set hardware.node_type=NAME']
     """
+    problems = [line for lines in problems_of.values() for line in lines]
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
-    numbers = [int(n[:3]) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)]
-    words = max(numbers, default=0)
+    words = {source: _words_asked(lines) for source, lines in problems_of.items()}
     unset = (found[1].split() for line in problems if (found := _VARIABLES.search(line)))
     variables = list(dict.fromkeys(word for words_of_line in unset for word in words_of_line))
     other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
     asked = [[] if otherwise else _options(line) for line, otherwise in zip(problems, other, strict=True)]
-    if not (any(asked) or any(other)) or not all(map(max, map(bool, asked), left_out, other)) or words > 99:
+    if (
+        not (any(asked) or any(other))
+        or not all(map(max, map(bool, asked), left_out, other))
+        or max(words.values()) > 99
+    ):
         return []
     more = [
         fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")
         for fix in dict.fromkeys(fix for fixes in asked for fix in fixes)
     ]
-    if words and source in typed:
-        at = typed.index(source)
-        given = range(len(named(source)[1]) + 1, words + 1)
-        typed = [*typed[:at], " ".join([source, *(f"ARG{n}" for n in given)]), *typed[at + 1 :]]
+    filled = {
+        source: " ".join([source, *(f"ARG{n}" for n in range(len(named(source)[1]) + 1, words[source] + 1))])
+        for source in problems_of
+    }
+    typed = [filled.get(word, word) for word in typed]
     typed = _without(typed, {fix.split()[1].partition("=")[0] for fixes in asked for fix in fixes})
     command = [*variables, "3dtrn", shlex.join(typed), *more, *["--allow-unmodeled"][: any(left_out)]]
     return [f"to go on: {' '.join(command)}"]
+
+
+def _words_asked(problems: Sequence[str]) -> int:
+    """The number of a script's positional arguments that its problems ask for."""
+    return max((int(n[:3]) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)), default=0)
 
 
 def _without(typed: list[str], asked: set[str]) -> list[str]:

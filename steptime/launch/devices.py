@@ -290,6 +290,7 @@ def data_parallel(
     dp, by_file = told_whole(keys.sets, "parallelism.dp"), devices
     devices = _told_number(keys.sets) or devices
     if by_file is not None and (set_to := _set_to(keys.sets, degrees, by_file)) != by_file:
+        keys.notes[:] = [note for note in keys.notes if not note.startswith(LAUNCHED)]
         keys.notes.append(f"{NOT_THE_FILES}{set_to:,}, while the file starts {by_file:,}")
     if dp is not None or (devices := devices or _launched(keys, ranks * replicas)) is None:
         return dp

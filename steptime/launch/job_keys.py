@@ -10,7 +10,7 @@ from typing import Any
 from steptime.base.config import ConfigError, show
 from steptime.launch.keys import GivenKey, KeyTable, family, named_defaults, near_key, plan_key, rule_of, speaks_of_cost
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.reading import LaunchFlag, Reading, Sets, Status, is_other_model, open_with, refusals
+from steptime.launch.reading import NOT_MODELED, LaunchFlag, Reading, Sets, Status, is_other_model, open_with, refusals
 
 MOST = 10**12
 """Largest whole number that is accepted: larger than any size, count or buffer."""
@@ -259,9 +259,9 @@ class JobKeys:
         open_keys = {**(left_open or {}), **self.left_open}
         reading = Reading(self.source, self.table.framework, config, flags, open_keys, self.devices_per_node)
         if self.problems:
-            refused = refusals(self.source, flags)
             if any(map(is_other_model, flags)):
-                raise ConfigError(refused)
+                raise ConfigError(refusals(self.source, flags, NOT_MODELED))
+            refused = refusals(self.source, flags)
             raise ConfigError(dict.fromkeys([*self.problems, *refused, *open_with(reading, self.sets)]))
         return reading
 

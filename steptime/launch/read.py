@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from importlib import import_module
@@ -25,9 +26,8 @@ from steptime.launch.nearby_files import NearbyFiles, with_numbers
 from steptime.launch.python.config_values import split_path
 from steptime.launch.python.program_calls import kind_started
 from steptime.launch.reading import Reading, Sets, cut
-from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.grammar import PROGRAM
-from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB
 
 KINDS = {
     "megatron": ("steptime.launch.megatron.sources", "read_megatron"),
@@ -190,9 +190,25 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     if not telling and _is_shell(path, text):  # which reports what it launches
         return kind_started(text, nearby) or "megatron"
     if not telling:
+        _complete(path, text)
         known = f"unknown framework; use --from {', '.join([*KINDS, *TABLES])}"
         raise ConfigError(f"{path}: {PROGRAM if path.endswith('.py') else known}")
     return telling[0]
+
+
+def _complete(path: str, text: str) -> None:
+    """Check that a file with the name of a config is one.
+
+    Raises:
+        ConfigError: it is not valid YAML, JSON or TOML.
+    """
+    if path.endswith((".yaml", ".yml", ".json")):
+        parse(text, path, repeats=True)
+    elif path.endswith(".toml"):
+        try:
+            tomllib.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{path}: not valid TOML ({error})") from None
 
 
 def _runs_swift(path: str, text: str, nearby: NearbyFiles) -> bool:

@@ -19,8 +19,10 @@ Env: TypeAlias = "Mapping[str, str] | None"
 Sets: TypeAlias = "Mapping[str, Any] | None"
 """The user's settings by dotted key: {"data.seqlen": 4096}."""
 Status = Literal["used", "irrelevant", "default", "approximated", "unmodeled"]
-LEAVE_OUT = "not modeled; --allow-unmodeled ignores it"
-"""End of the line about a refused flag."""
+NOT_MODELED = "not modeled"
+"""End of the line about a refused flag that hides what else the file lacks."""
+LEAVE_OUT = f"{NOT_MODELED}; --allow-unmodeled ignores it"
+"""End of the line about any other refused flag."""
 MACHINE_UNKNOWN = "machine unknown; add --set hardware.node_type=NAME (3dtrn machines)"
 """End of the line about a file whose machine nothing names."""
 OTHER_MODEL = "another kind of model"
@@ -66,15 +68,15 @@ class Reading(NamedTuple):
         return [flag for flag in self.flags if flag.status == status]
 
 
-def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
-    """A line for each flag that is not modeled; if one names an unsupported kind of model, only that line."""
+def refusals(source: str, flags: list[LaunchFlag], end: str = LEAVE_OUT) -> list[str]:
+    """A line with this end for each flag that is not modeled; if one names an unsupported kind of model, only that line."""
     refused = [flag for flag in flags if flag.status == "unmodeled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
     once = {
         flag.name if flag.note.startswith(NO_OPTION) else flag.note: flag for flag in reversed(refused)
     }  # for one reason the first key
     listed = alone or [flag for flag in refused if flag in once.values()]
-    return [f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in listed]
+    return [f"{source}: {told(flag)}; {end}" for flag in listed]
 
 
 def is_other_model(flag: LaunchFlag) -> bool:

@@ -170,7 +170,12 @@ def measured(compared: Compared) -> FactList:
 def _used(steady: Steady) -> str:
     every = "" if steady.interval == 1 else f", each of {steady.interval} iterations"
     batch = f", global batch {steady.batch:,}" if steady.batch else ""
-    return f"{steady.used:,} of {counted(steady.logged, 'line')}{every} (iterations {steady.first:,} to {steady.last:,}{batch})"
+    which = (
+        f"iterations {steady.first:,} to {steady.last:,}"
+        if steady.last > steady.first
+        else f"iteration {steady.last:,}"
+    )
+    return f"{steady.used:,} of {counted(steady.logged, 'line')}{every} ({which}{batch})"
 
 
 def _left_out(steady: Steady) -> list[str]:

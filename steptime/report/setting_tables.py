@@ -81,18 +81,16 @@ def costs(found: Differences, labels: tuple[str, str]) -> Table:
         rows.append([first, *_cells(one.step_change_s, one.rate_change, one.peak_change_bytes, found, alike=alike)])
         rows += [[f"  with {words}", "", "", ""] for words in others]
     rows.append([])
+    told = f"each difference applied separately to {labels[0]}"
     if found.interaction_s is not None:
+        told += f"; interaction: all together {'minus the sum' if alike else 'over the product'} of the single effects"
         cells = _cells(found.interaction_s, found.rate_interaction, found.peak_interaction_bytes, found, alike=alike)
         rows.append(["interaction", *(cells if alike else ["", *cells[1:]])])
     rate = rate_of(found.b) / rate_of(found.a) - 1.0
     rows.append(["all together", *_cells(found.together_s, rate, found.together_peak_bytes, found, alike=alike)])
-    beyond = "minus the sum" if alike else "over the product"
-    told = [
-        f"each difference applied separately to {labels[0]}; interaction: all together {beyond} of the single effects"
-    ]
-    told += [f"{_words(one.settings)[0]}: cannot run by itself ({one.problem})" for one in found.each if one.problem]
+    alone = [f"{_words(one.settings)[0]}: cannot run by itself ({one.problem})" for one in found.each if one.problem]
     header = [f"{labels[0]} to {labels[1]}", "step", "change" if alike else "tokens/s/device", "peak GiB"]
-    return Table("modeled cost of each difference", header, rows, told)
+    return Table("modeled cost of each difference", header, rows, [told, *alone])
 
 
 def _cells(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from steptime.base.words import counted
 from steptime.report import analyses
 from steptime.report.analyses import HEADER, UNPROVED, rows_of
 from steptime.report.format import number, percent
@@ -82,7 +83,7 @@ def step_time(summary: Summary) -> list[Table]:
         "other trainers": summary["other"],
     }
     notes: tuple[str, ...] = (
-        f"{summary['rows']:,} measured rows: {summary['judged']:,} judged, {summary['skipped']:,} skipped",
+        f"{counted(summary['rows'], 'measured row')}: {summary['judged']:,} judged, {summary['skipped']:,} skipped",
         "error = predicted / measured - 1; median, mean and p90 of its size",
         "one vote per cell (model, accelerator, layout, batch, precision)",
     )

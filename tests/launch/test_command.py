@@ -185,3 +185,71 @@ def test_a_log_behind_a_container_runtimes_prefix_is_the_log(tmp_path):
     lines = MEGATRON.read_text().splitlines()
     prefixed.write_text("".join(f"2025-05-27T15:23:07.123456789Z stdout F {line}\n" for line in lines))
     assert read("megatron", str(prefixed)).config == read("megatron", str(MEGATRON)).config
+
+
+SIZES = "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
+COMMAND = f"pretrain_gpt.py {SIZES} --vocab-size 32000 --micro-batch-size 1 --global-batch-size 8 --bf16"
+
+
+def test_leaving_out_is_not_offered_where_it_would_not_do(capsys, tmp_path):
+    """BERT under tp 3 on 8 devices cannot be read without the flag either; on 8 devices under tp 2 it can."""
+    path = tmp_path / "bert.sh"
+    bert = COMMAND.replace("gpt", "bert")
+    path.write_text(f"torchrun --nnodes 1 --nproc_per_node 8 {bert} --tensor-model-parallel-size 3\n", encoding="utf-8")
+    for more in ((), ("--allow-unmodeled",)):
+        (line,) = refused(capsys, "--from", "auto", path, *H100, *more)
+        assert line.endswith("pretrain_bert.py: BERT, another kind of model; not modeled")
+    path.write_text(path.read_text(encoding="utf-8").replace("parallel-size 3", "parallel-size 2"), encoding="utf-8")
+    line, *_ = refused(capsys, "--from", "auto", path, *H100)
+    assert line.endswith("another kind of model; not modeled; --allow-unmodeled ignores it")
+    assert run(capsys, "--from", "auto", path, *H100, "--allow-unmodeled")[0] == 0
+
+
+def test_nodes_of_the_command_are_not_told_where_settings_make_others(capsys, tmp_path):
+    """pp 8 on 8 devices, set to 4: 4 devices, which are not the file's 8."""
+    path = tmp_path / "run.sh"
+    command = f"torchrun --nnodes 1 --nproc_per_node 8 {COMMAND} --pipeline-model-parallel-size"
+    path.write_text(f"{command} 8\n", encoding="utf-8")
+    _, out, _ = run(capsys, "--from", "auto", path, *H100, "--set", "parallelism.pp=4", "--assumed")
+    assert "number of devices set to 4, while the file starts 8" in out
+    assert "launched on" not in out
+    path.write_text(f"{command} 4\n", encoding="utf-8")
+    _, out, _ = run(capsys, "--from", "auto", path, *H100, "--assumed")
+    assert "launched on 1 node with 8 processes\n" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("a.yaml", "a: [1\n", "line 2, column 1"),
+        ("a.json", '{"a": [1,2', "line 2, column 1"),
+        ("a.toml", "[model\n", "not valid TOML"),
+        ("a.yaml", "a: 1\n", "unknown framework"),
+    ],
+)
+def test_a_damaged_config_is_told_as_one(capsys, tmp_path, name, text, why):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    (line,) = refused(capsys, "--from", "auto", tmp_path / name)
+    assert why in line
+
+
+def test_words_after_a_script_belong_into_one_string_with_it(capsys):
+    (line,) = refused(capsys, "--from", "auto", "run.sh", "8B", "16")
+    assert (
+        line == "3dtrn: one file at a time, not also 8B 16; a script and its arguments are one string: 'SCRIPT ARG ...'"
+    )
+
+
+def test_a_count_of_the_nodes_devices_is_asked_for_by_the_machine(capsys, tmp_path):
+    """tp is what nvidia-smi counts: 8 on a dgx-h100."""
+    path = tmp_path / "run.sh"
+    start = f"torchrun --nnodes 1 --nproc_per_node $N {COMMAND} --tensor-model-parallel-size $N"
+    path.write_text(f"N=$(nvidia-smi -L | wc -l)\n{start}\n", encoding="utf-8")
+    *asked, again = refused(capsys, "--from", "auto", path)
+    why = (
+        "number of devices unknown, which $(nvidia-smi -L | wc -l) in line 1 counts; add --set hardware.node_type=NAME"
+    )
+    assert all(line.endswith(why) for line in asked)
+    assert again == f"to go on: 3dtrn --from auto {path} --set hardware.node_type=NAME"
+    code, out, _ = run(capsys, "--from", "auto", path, *H100)
+    assert (code, out.splitlines()[1].split()[:6]) == (0, ["tp", "8", "pp", "1", "dp", "1"])

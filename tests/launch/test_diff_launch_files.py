@@ -140,3 +140,25 @@ def test_files_that_are_neither(diff, tmp_path):
     assert (code, out) == (2, "")
     assert "plan.yaml: depth: unknown key" in err
     assert "run.toml: a TOML file, not a plan" in err
+
+
+def test_each_script_is_given_its_own_arguments(diff, script):
+    """Only b.sh reads a second one; the command to go on names both files as they were given."""
+    script("a.sh", "--global-batch-size $1")
+    script("b.sh", "--global-batch-size $1 --tensor-model-parallel-size $2")
+    script("c.sh", "--global-batch-size 32")
+    for first, again in (("a.sh", "'a.sh ARG1' 'b.sh ARG1 ARG2'"), ("c.sh", "c.sh 'b.sh ARG1 ARG2'")):
+        code, out, err = diff(first, "b.sh", "--machine", "h100")
+        assert (code, out) == (2, "")
+        assert err.splitlines()[-1] == f"to go on: 3dtrn diff {again} --machine h100"
+
+
+def test_the_interaction_is_explained_only_where_the_table_has_it(diff, script):
+    """A batch of 2 is not of 8 replicas with 2 each: it has no effect by itself, so all together has no interaction."""
+    script("a.sh", "--global-batch-size 32 --micro-batch-size 2")
+    for batch, has in ((64, True), (2, False)):
+        script("b.sh", f"--global-batch-size {batch} --micro-batch-size 1 --tensor-model-parallel-size 4")
+        code, out, _ = diff("a.sh", "b.sh", "--machine", "h100")
+        assert code == 0
+        assert ("cannot run by itself" in out) is not has
+        assert out.count("interaction") == (2 if has else 0)

@@ -158,6 +158,8 @@ def test_megatron_deepspeed_at_stage_2(tmp_path: Path) -> None:
     reading = written(tmp_path, "run.sh", script)
     assert reading.config["parallelism"]["zero_level"] == 2
     assert to_job(reading, SETS).parallelism.dp == 4
+    without = written(tmp_path, "run.sh", script.replace("--deepspeed ", "")).flags  # its engine, whose stage it is
+    assert [flag.status for flag in without if flag.name == "--zero-stage"] == ["irrelevant"]
     (line,) = asked(tmp_path, "run.sh", script.replace("=2", "=3"))
     assert line.startswith("--zero-stage 3: DeepSpeed's gathers of parameters (ZeRO stage 3) around Megatron's layers;")
 

@@ -275,10 +275,10 @@ def test_what_the_file_cannot_say_is_asked_for():
 
 def test_devices_that_only_a_run_could_tell_may_be_set():
     found = load("rocm_llama3.sh")
-    command = '$(python3 -c "import torch; print(torch.cuda.device_coun...) in line 15 is a command'
-    why = f"--nproc-per-node: {command}, and commands are not run"
+    command = '$(python3 -c "import torch; print(torch.cuda.device_coun...) in line 15'
+    why = f"--nproc-per-node: number of devices unknown, which {command} counts"
     assert problems(to_job, found, {"hardware.node_type": "mi300x-node"}) == [
-        f"rocm_llama3.sh: line 147: {why}; add --set parallelism.dp=N"
+        f"rocm_llama3.sh: line 147: {why}; add --set hardware.node_type=NAME"
     ]
     assert to_job(found, PLANS["rocm_llama3.sh"]).parallelism.devices == 8
 
@@ -289,6 +289,14 @@ def test_nodes_without_a_value():
         "run.sh: line 1: --nnodes: $NODES has no value; write NODES=... before the command, or add --set parallelism.dp=N"
     ]
     assert reading(launch="torchrun --nnodes $NODES --nproc_per_node 8", NODES="2").config["parallelism"]["dp"] == 16
+
+
+@pytest.mark.parametrize("nodes", ["0", "abc"])
+def test_what_is_no_number_of_nodes_is_not_the_launchers_default(nodes):
+    found = reading(launch=f"torchrun --nnodes {nodes} --nproc_per_node 8")
+    asked = f"run.sh: line 1: --nnodes: '{nodes}' is no number of nodes; add --set parallelism.dp=N"
+    assert problems(to_job, found, H100) == [asked]
+    assert to_job(found, H100 | {"parallelism.dp": 16}).parallelism.dp == 16
 
 
 def test_branches_follow_the_environment():

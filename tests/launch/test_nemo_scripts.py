@@ -175,3 +175,12 @@ def test_variables_of_a_config_that_are_not_set_are_asked_for(tmp_path: Path) ->
         f"model.global_batch_size: $MINIBS and $TP not set; write MINIBS=... TP=... {fix}",
         f"model.tensor_model_parallel_size: $TP not set; write TP=... {fix}",
     }
+
+
+def test_scales_of_fp8_are_told_only_under_fp8() -> None:
+    """MLPerf's configs set them also where fp8 is off (training_results_v5.1 AMD llama2_70b_lora megatron_gpt_peft_*)."""
+    for precision, told in (("", "irrelevant"), ("  fp8: true\n", "approximated")):
+        scales = "  reduce_amax: false\n  disable_parameter_transpose_cache: true\n"
+        flags = read_nemo("job", f"{CONFIG}{precision}{scales}", {}, None).flags
+        found = {flag.name: flag.status for flag in flags}
+        assert found["model.reduce_amax"] == found["model.disable_parameter_transpose_cache"] == told

@@ -17,7 +17,7 @@ def test_a_fragment_of_reinforcement_learning_is_told_as_such(tmp_path: Path) ->
     )
     lines = asked(tmp_path, "qwen.sh", fragment)
     assert [line.partition(":")[2] for line in lines] == [
-        " reinforcement learning; not modeled; --allow-unmodeled ignores it"
+        " reinforcement learning; not modeled"  # leaving it out would still lack that size
     ]
 
 

@@ -342,3 +342,9 @@ def test_a_megatron_bridge_log(capsys):
 def test_a_megatron_log_with_the_wrong_kind_says_so():
     with pytest.raises(ConfigError):
         read_run([str(MEGATRON)], H100[1:], kind="torchtitan")
+
+
+def test_one_line_used_is_one_iteration(capsys, tmp_path):
+    """The first two of three are warm-up."""
+    log = write(tmp_path / "a.log", [*head(), *(iteration(n, 14520.0) for n in (1, 2, 3))])
+    assert "1 of 3 lines (iteration 3, global batch 128)" in run(capsys, "--log", log, *H100)[1]

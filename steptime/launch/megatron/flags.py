@@ -16,7 +16,7 @@ from steptime.launch.megatron.releases import is_legacy, of_older_release, own_l
 from steptime.launch.reading import Sets
 from steptime.launch.shell.expansion import NOT_RUN
 from steptime.launch.shell.processes import Word, split_words
-from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Unknown
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Unknown
 
 _FILES = frozenset({*TOKENIZERS, "tokenizer_path"})
 """Arguments that name files: without a value they count as not set."""
@@ -118,7 +118,7 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
     """One line for all unset variables, one for all missing arguments, one for all commands, and one per other reason."""
     groups: dict[str, list[tuple[int, Unknown, list[str]]]] = {}
     for (number, unknown), flags in unset.items():
-        asked = unknown.variable not in {"", DEVICES_OF_JOB, NODES_OF_JOB}
+        asked = unknown.variable not in {"", DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB}
         kind = "" if not asked else "words" if unknown.variable.isdecimal() else "variables"
         kind = kind or ("commands" if NOT_RUN in unknown.why else unknown.why)
         groups.setdefault(kind, []).append((number, unknown, flags))

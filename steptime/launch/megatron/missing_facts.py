@@ -9,7 +9,7 @@ from steptime.launch.devices import states_devices, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.model_section import TOKENIZERS, vocabulary
 from steptime.launch.named_models import preset_of
-from steptime.launch.reading import NO_OPTION, is_other_model, refusals
+from steptime.launch.reading import NO_OPTION, NOT_MODELED, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script
 
@@ -44,7 +44,7 @@ def of_no_framework(keys: JobKeys, script: Script | None, words: list[Word]) -> 
         ConfigError: it is one.
     """
     if any(map(is_other_model, keys.assumed_flags)):
-        raise ConfigError(refusals(keys.source, keys.assumed_flags))
+        raise ConfigError(refusals(keys.source, keys.assumed_flags, NOT_MODELED))
     named = {item.name.lstrip("-").replace("-", "_") for item in keys.given}
     open_ = [word for word in words if not word.text.startswith("-")]  # which may be flags
     if script is not None and _is_foreign(script.program) and not _blank(open_) and not _TELLING & named:

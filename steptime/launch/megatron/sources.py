@@ -25,7 +25,7 @@ from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.releases import fitting_release, is_legacy
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
+from steptime.launch.reading import NOT_MODELED, OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
@@ -131,7 +131,9 @@ def _from_words(
             without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
         flags = [*keys.flags(), *keys.assumed_flags]
-        asked = () if any(map(is_other_model, flags)) else (*said.problems, *also_unknown(keys, script, said.problems))
+        if any(map(is_other_model, flags)):
+            raise ConfigError(refusals(path, flags, NOT_MODELED))
+        asked = (*said.problems, *also_unknown(keys, script, said.problems))
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node

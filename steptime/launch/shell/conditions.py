@@ -41,6 +41,15 @@ def answer_of(expand: Expander, words: list[Token], *, double: bool) -> tuple[Ou
     return (_strict(texts, scope) if split else answer(texts, scope)), texts
 
 
+def undecided(texts: list[str]) -> str:
+    """Why a test of words that all have values has no result.
+
+    >>> undecided(["extra", "-eq", "0"]), undecided(["-f", "x"])
+    ('it compares a word as a number', 'it tests files')
+    """
+    return "it compares a word as a number" if _SIGNS.keys() & texts else "it tests files"
+
+
 def _strict(words: list[str], scope: Scope) -> Outcome:
     """A test of [ ... ] where a variable without quotes is not one word: what its number of words means; an error is "no"."""
     if len(words) <= 1:

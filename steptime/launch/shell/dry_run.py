@@ -7,7 +7,7 @@ from functools import partial
 
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, text_to_read
-from steptime.launch.shell.conditions import OPPOSITE, Outcome, answer_of
+from steptime.launch.shell.conditions import OPPOSITE, Outcome, answer_of, undecided
 from steptime.launch.shell.control_flow import Command, ControlFlow, ExitError, LeaveError
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.own_commands import own_command
@@ -166,5 +166,5 @@ class DryRun(ControlFlow):
             return "no"
         words = node.words[1 : -1 if node.words[-1].text in {"]", "]]"} else None]
         outcome, texts = answer_of(self.expand, words, double=node.words[0].text == "[[")
-        self.blame = self.scope.cause(" ".join(texts), "it tests files")
+        self.blame = self.scope.cause(" ".join(texts), undecided(texts))
         return outcome

@@ -11,7 +11,7 @@ from itertools import groupby
 from steptime.launch.shell.changed_texts import SLICE, ansi, changed, in_braces, sliced
 from steptime.launch.shell.known_outputs import simple_output
 from steptime.launch.shell.lexer import Lexer
-from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Unknown, Value
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, Scope, Unknown, Value
 from steptime.launch.shell.slurm import length_of, lists_nodes, nodes_listed
 
 _INDICES = re.compile(r"!([A-Za-z_]\w*)\[[@*]\]")
@@ -31,8 +31,6 @@ _COUNTS_DEVICES = re.compile(r"\bdevice_count\(\)|\b(nvidia|rocm|xpu)-smi\b.*(wc
 """Commands that print the number of devices of a node."""
 _WORDS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
 NOT_RUN = "is a command, and commands are not run"
-DEVICES_ON_NODE = "devices on a node"
-"""The name, invalid for a variable, under which a scope stores their output."""
 
 
 class Expander:
@@ -260,9 +258,8 @@ class Expander:
             everywhere = "ds_ssh" in inner
             if counted := self.scope.get(DEVICES_OF_JOB if everywhere else DEVICES_ON_NODE):
                 return str(int(counted.text) + 2) if everywhere else counted.text  # pdsh's own two lines
-            if everywhere:
-                why = f"number of devices unknown, which {shown} in line {line} counts"
-                return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB))
+            why = f"number of devices unknown, which {shown} in line {line} counts"
+            return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB if everywhere else DEVICES_ON_NODE))
         lines = re.search(r"\bwc +-l\b", inner)
         return nodes_listed(self.scope, inner, shown, line) if lines and lists_nodes(inner) else None
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from steptime.base.document import scalar
 from steptime.launch.devices import SET_DEVICES
 from steptime.launch.keys import KeyTable, is_costly
-from steptime.launch.shell.expansion import DEVICES_ON_NODE
-from steptime.launch.shell.scope import Unknown
+from steptime.launch.shell.scope import DEVICES_ON_NODE, Unknown
 
 
 class Word(NamedTuple):
@@ -173,13 +172,15 @@ def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str
             text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
             if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
                 text = variables.get(DEVICES_ON_NODE, "")
-            if text.isdecimal():
+            if text.isdecimal() and (int(text) or what != "nodes"):
                 tasks = _option(words, ("--tasks_per_rs", "-a")) if launcher == "jsrun" else None
                 setattr(size, what, int(text) * (int(tasks.text) if tasks and tasks.text.isdecimal() else 1))
             elif word.unresolved:
                 missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
             elif word.text.startswith("<"):
                 missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text} is to be filled in")
+            elif what == "nodes" and text != "-1":  # deepspeed launcher/runner.py: all nodes of the hostfile
+                missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text!r} is no number of nodes")
     if size.per_node is not None and str(size.per_node) != on_node:
         missing = {place: each.in_devices() for place, each in missing.items()}
     size.unclear = _asked(missing)

@@ -17,6 +17,8 @@ LINES_OF_NODE = "lines of a node"
 """The name, invalid for a variable, of the lines that each node has in PBS's list: one for each process of mpiprocs."""
 DEVICES_OF_JOB = "devices of the job"
 """The name, invalid for a variable, of what ds_ssh counts: all devices of the job."""
+DEVICES_ON_NODE = "devices on a node"
+"""The name, invalid for a variable, of what nvidia-smi and torch.cuda.device_count() count: those of the chosen machine."""
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 
@@ -58,6 +60,7 @@ class Unknown(NamedTuple):
         '$RANK has no value; write RANK=... before the command'
         """
         known = {"": otherwise, NODES_OF_JOB: "add --set hardware.nodes=N", DEVICES_OF_JOB: "add --set devices=N"}
+        known[DEVICES_ON_NODE] = "add --set hardware.node_type=NAME"
         words = "pass script and arguments as one string: 'SCRIPT ARG ...'" if self.variable.isdecimal() else ""
         return f"{self.why}; {known.get(self.variable) or words or f'write {self.variable}=... before the command'}"
 

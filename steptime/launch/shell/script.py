@@ -20,10 +20,10 @@ from steptime.base.words import counted
 from steptime.launch.devices import LAUNCHED, OF_EXAMPLE, SET_DEVICES, is_default, taken
 from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.shell.dry_run import DryRun
-from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
+from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import COUNTS, Word, size_of
-from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
 from steptime.launch.shell.usage import Example, examples_of
@@ -76,7 +76,8 @@ class Script(NamedTuple):
         """The note on the nodes and processes that its command states; none where one of them is a launcher's default."""
         if not (self.nodes and self.devices_per_node) or any(map(is_default, self.notes)):
             return []
-        return [f"{LAUNCHED}{counted(self.nodes, 'node')} with {counted(self.devices_per_node, 'process')} each"]
+        each = " each" if self.nodes > 1 else ""
+        return [f"{LAUNCHED}{counted(self.nodes, 'node')} with {counted(self.devices_per_node, 'process')}{each}"]
 
 
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
