@@ -216,10 +216,30 @@ def test_a_flex_dispatchers_library_that_is_none(tmp_path: Path) -> None:
     assert plan["parallelism"]["embedding_and_loss_count_as_layers"] is True
 
 
-def test_stages_that_a_function_lays_out_are_asked_for_in_a_log(tmp_path: Path) -> None:
-    """perf_recipes/deepseek/h100/deepseek_v3.py: the layers of each stage are those of the function's argument."""
-    call = 'set_deepseek_v3_pipeline_model_parallel_layout(cfg.model, "Et|(tt|)*30mL")'
-    text = BENCHMARK.format(lines=call).replace("llama3_70b", "deepseek_v3")
-    (line,) = asked(tmp_path, "own.py", text)
-    stages = "its stages are those of set_deepseek_v3_pipeline_model_parallel_layout(), which is not read"
-    assert line.startswith(f"{stages}; give the log"), line
+@pytest.mark.parametrize(
+    ("recipe", "line", "function"),
+    [
+        ("deepseek_v3", "{}(cfg.model, 'Et|(tt|)*30mL')", "set_deepseek_v3_pipeline_model_parallel_layout"),
+        ("kimi_k2", "cfg.model.pipeline_model_parallel_layout = {}(16, 1)", "_get_kimi_k2_pipeline_layout"),
+    ],
+)
+def test_stages_that_a_function_lays_out_are_asked_for_in_a_log(
+    tmp_path: Path, recipe: str, line: str, function: str
+) -> None:
+    """perf_recipes/deepseek/h100/deepseek_v3.py and kimi/b200/kimi_k2.py: the function is in another file."""
+    text = BENCHMARK.format(lines=line.format(function)).replace("llama3_70b", recipe)
+    (problem,) = asked(tmp_path, "own.py", text)
+    assert problem.startswith(f"its stages are those of {function}(), which is not read; give the log"), problem
+
+
+def test_kimi_k2_trains_with_muon(tmp_path: Path) -> None:
+    """recipes/kimi/h100/kimi_k2.py: _apply_kimi_k2_optimizer(cfg, "muon"), "dist_muon" of optimizer_utils.py."""
+    lines = (
+        "cfg.model.pipeline_model_parallel_size = 16; cfg.model.virtual_pipeline_model_parallel_size = 2;"
+        " cfg.model.tensor_model_parallel_size = 8; cfg.model.expert_model_parallel_size = 64;"
+        " cfg.train.global_batch_size = 8192; cfg.train.micro_batch_size = 1;"
+        " cfg.model.pipeline_model_parallel_layout = 'Et|(tt|)*30L'"
+    )
+    text = BENCHMARK.format(lines=lines).replace("llama3_70b", "kimi_k2").replace("64gpu", "1024gpu")
+    plan = written(tmp_path, "own.py", text).config
+    assert (plan["performance"]["optimizer"], plan["parallelism"]["zero_level"]) == ("dist_muon", 1)

@@ -161,7 +161,8 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
-    _check_layout(path, base, called)
+    layout = _plain(tree["model"].get("pipeline_model_parallel_layout")) if isinstance(tree.get("model"), dict) else ""
+    _check_layout(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
     said = _said(tree, path, sets, called)
@@ -200,7 +201,7 @@ def _check_layout(path: str, base: str, called: Iterable[str]) -> None:
         raise ConfigError(
             f"{path}: its layout and precision are those of {base}(), which is not in the file; {GIVE_LOG}"
         )
-    if stages := next((call for call in called if "pipeline_model_parallel_layout(" in call), ""):
+    if stages := next((call for call in called if re.search(r"pipeline\w*_layout\(", call)), ""):
         raise ConfigError(
             f"{path}: its stages are those of {stages.partition('(')[0]}(), which is not read; {GIVE_LOG}"
         )
