@@ -176,6 +176,19 @@ def test_another_precision_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "shown"),
+    [("own(args)", "own(...)"), ("args.plugin", "args.plugin"), ("[own(args)]", "own(...)"),
+     ('nl.MegatronMixedPrecision("bf16-mixed")', "nl.MegatronMixedPrecision(...)")],
+)  # fmt: skip
+def test_a_precision_that_is_not_read_is_not_fp32(tmp_path: Path, code: str, shown: str) -> None:
+    over = MAIN.replace(
+        "        place = executor", f"        recipe.trainer.plugins = {code}\n        place = executor"
+    )
+    (problem,) = asked(tmp_path, "run.py", over)
+    assert problem == f"trainer.plugins is {shown}, not read; add --set performance.precision=NAME"
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("recipe.model.config.num_layers -= 1", "line 34 sets the recipe in a way that is not read;"),

@@ -84,13 +84,6 @@ def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nea
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
             raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {GIVE_LOG}")
-    trainer = tree["trainer"] if isinstance(tree.get("trainer"), dict) else {}
-    if isinstance(plugins := trainer.get("plugins"), Computed) and by_target(plugins) is None:
-        if told(sets, "performance.precision") is None:
-            raise ConfigError(
-                f"{path}: trainer.plugins is {plugins.code}, not read; add --set performance.precision=NAME"
-            )
-        trainer["plugins"] = Computed(plugins.line, "bf16_mixed()")  # the kernels of half precision
     base = BASE.search(str(tree.get(CLASS)))
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {GIVE_LOG}")

@@ -20,7 +20,7 @@ from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of
 from steptime.launch.python.config_functions import CALLED
 from steptime.launch.python.config_values import CLASS as CALL
 from steptime.launch.python.config_values import Computed, merged, syntax_of
-from steptime.launch.reading import Reading
+from steptime.launch.reading import Reading, Sets
 
 _BUCKET = 128 * 1024 * 1024
 """Elements (nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, _get_optimizer_overlap_cfgs)."""
@@ -30,7 +30,7 @@ _OVERLAP = "MegatronCommOverlapCallback"
 def read_two(config: NemoConfig) -> Reading:
     """A recipe as a config."""
     path, tree, devices, sets, *_ = config
-    said = _said(path, tree, dict(tree["trainer"]))
+    said = _said(path, tree, _with_plugin(path, tree["trainer"], sets))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     if config_class not in classes() and (preset := class_preset(config_class)) and told(sets, "model") is None:
         sets = {"model": changed(path, preset, said, "model.config", sets), **(sets or {})}
@@ -44,6 +44,21 @@ def read_two(config: NemoConfig) -> Reading:
     if keys.get("trainer.devices") is not None and keys.values.get("trainer.num_nodes") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
     return plan_of(keys, config.profile("nemo"), devices)
+
+
+def _with_plugin(path: str, trainer: Mapping[str, Any], sets: Sets) -> dict[str, Any]:
+    """The trainer's settings with a precision plugin that is read: a plain bf16 one where the user gives the precision.
+
+    Raises:
+        ConfigError: what the plugin sets is not known, and the user gives no precision.
+    """
+    plugin = plugin_of(trainer.get("plugins"))
+    if plugin is not None and not (isinstance(plugin, Mapping) and "precision" in plugin):
+        if told(sets, "performance.precision") is None:
+            what = f"trainer.plugins is {show(plugin).strip(chr(39))}, not read"
+            raise ConfigError(f"{path}: {what}; add --set performance.precision=NAME")
+        plugin = table_file("nemo2_recipes")["all"]["trainer"]["plugins"]
+    return {**trainer, "plugins": plugin} if "plugins" in trainer else {**trainer}
 
 
 def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
@@ -151,7 +166,22 @@ def by_target(node: Any) -> Any:
             **config,
             **{key: item for key, item in node.items() if key != "_args_"},
         }
-    return {key: by_target(item) for key, item in node.items() if key not in {CALL, CALLED}}
+    fields = {key: item for key, item in node.items() if key not in {CALL, CALLED}}
+    return {key: plugin_of(item) if key == "plugins" else by_target(item) for key, item in fields.items()}
+
+
+def plugin_of(node: Any) -> Any:
+    """The fields of a precision plugin, alone or in a list; where a call makes it that is not read, the code of that.
+
+    >>> plugin_of([Computed(1, "bf16_mixed()")])["precision"], plugin_of(Computed(1, "args.precision"))
+    ('bf16-mixed', 'args.precision')
+    """
+    node = node[0] if isinstance(node, list) and len(node) == 1 else node
+    found = by_target(node)
+    if isinstance(node, Computed):
+        return found if isinstance(found, dict) else node.code
+    unread = isinstance(node, dict) and CALL in node and "precision" not in node
+    return f"{node[CALL]}(...)" if unread else found
 
 
 _ARGUMENTS = {
