@@ -26,7 +26,6 @@ _OTHER = frozenset({
     *("rope_backend", "lm_head", "mask_type", "attn_mask_type", "fuse_qkv", "max_seq_len"),
 })  # fmt: skip
 """Arguments that follow from the sizes, or change none."""
-_FLAVOR = "_flavor"
 
 
 def registered(code: str, flavor: str, family: str = "llama3") -> dict[str, Any]:
