@@ -1,7 +1,7 @@
 """Trainers whose files are translated by a table of keys only: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures from which the plan is derived, listed
-in `keys.plan_key`.
+under `figures` in data/launch/key_words.yaml.
 """
 
 from __future__ import annotations
