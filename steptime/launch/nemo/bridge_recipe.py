@@ -20,7 +20,15 @@ from steptime.launch.nemo.bridge_programs import as_bridge_program, put_override
 from steptime.launch.nemo.bridge_table import kernels, recipes, set_by_calls, settings_of
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabulary, read_train_call
-from steptime.launch.nemo.nemo_run import BASE, base_function, by_target, of_first_releases, over_recipe, read_two
+from steptime.launch.nemo.nemo_run import (
+    BASE,
+    base_function,
+    by_target,
+    of_first_releases,
+    over_recipe,
+    read_two,
+    without_computed,
+)
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.python.config_functions import CALLED, read_function
@@ -84,18 +92,17 @@ def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nea
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
             raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {GIVE_LOG}")
-    base = BASE.search(str(tree.get(CLASS)))
+    computed, base = without_computed(path, tree, sets), BASE.search(str(tree.get(CLASS)))
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS) and key != "peft"]
     plain = with_own_class(path, text, by_target(tree), sets)
-    if isinstance(trainer := plain.get("trainer"), dict) and isinstance(trainer.get("devices"), str):
-        plain["trainer"] = {key: value for key, value in trainer.items() if key not in {"devices", "num_nodes"}}
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
         plain = over_recipe(path, base[1], plain, base[2])
         put_vocabulary(path, plain, sets)
     reading = read_two(NemoConfig(path, plain, None, sets, ""))
+    reading.flags.extend(computed)
     if function == FUNCTION:
         reading.config.setdefault("notes", []).append(_DEFAULTS)
     return reading

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import reduce
 from typing import Any
 
 from steptime.base.config import ConfigError, near, show
@@ -13,14 +14,14 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import flatten, load_table, table_file
+from steptime.launch.keys import flatten, is_costly, load_table, rule_of, spelled, table_file
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nemo.models import changed, class_preset, classes
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.python.config_functions import CALLED
 from steptime.launch.python.config_values import CLASS as CALL
 from steptime.launch.python.config_values import Computed, merged, syntax_of
-from steptime.launch.reading import Reading, Sets
+from steptime.launch.reading import LaunchFlag, Reading, Sets
 
 _BUCKET = 128 * 1024 * 1024
 """Elements (nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, _get_optimizer_overlap_cfgs)."""
@@ -188,6 +189,41 @@ _ARGUMENTS = {
     "num_nodes": "trainer.num_nodes", "num_gpus_per_node": "trainer.devices", "seq_length": "data.seq_length",
 }  # fmt: skip
 """Arguments of recipes -> what they set."""
+_SIZES = ("parallelism.tp", "parallelism.pp", "parallelism.cp", "parallelism.vpp", "parallelism.ep", "data.", "model.")
+"""Keys of a plan that are asked for where they are computed, or their beginnings."""
+_DEVICES = ("trainer.num_nodes", "trainer.devices")
+_KEPT = {"model", "trainer", "trainer.plugins"}
+"""Keys that are asked for elsewhere."""
+
+
+def without_computed(path: str, tree: dict[str, Any], sets: Sets) -> list[LaunchFlag]:
+    """Take values known only at run time out of what a program sets over a recipe; the result tells of those that cost.
+
+    Raises:
+        ConfigError: a size, a degree or a batch is computed, and the user sets none, or what the recipe itself depends on is.
+    """
+    table, found, lines = load_table("nemo2"), list[LaunchFlag](), list[str]()
+    for argument, key in _ARGUMENTS.items():
+        if isinstance(tree.get(argument), Computed):
+            put(tree, key, tree.pop(argument))
+    computed = {key: value for key, value in flatten(tree).items() if isinstance(value, Computed) and key not in _KEPT}
+    for key, value in computed.items():
+        rule, what = rule_of(spelled(key, table), table), f"{path}: {key} is computed ({value.code})"
+        size = rule.note if rule is not None and rule.note.startswith(_SIZES) else ""
+        if key in _DEVICES:
+            put(tree, key, None)  # the number of devices is asked for
+        elif key in {*_TUNED, "peft_scheme"}:
+            lines.append(f"{what}; give the log that prints the job's config")
+        elif size and told(sets, size) is None and told(sets, "model") is None:
+            lines.append(f"{what}; add --set {size}=N")
+        elif size or by_target(value) is None:
+            *above, last = key.split(".")
+            reduce(lambda section, name: section[name], above, tree).pop(last)
+            if not size and is_costly(key, table):
+                found.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
+    if lines:
+        raise ConfigError(lines)
+    return found
 
 
 def over_recipe(path: str, name: str, said: Mapping[str, Any], kind: str = "pretrain") -> dict[str, Any]:
