@@ -17,7 +17,7 @@ from steptime.launch.keys import flatten, is_costly, load_table
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
-from steptime.launch.nemo.bridge_table import kernels, recipes, set_by_calls, settings_of
+from steptime.launch.nemo.bridge_table import kernels, put_arguments, recipes, set_by_calls, settings_of
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabulary, read_train_call
 from steptime.launch.nemo.nemo_run import (
@@ -160,14 +160,15 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     """
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
-    whole = base.rpartition(".")[2] == "ConfigContainer"
+    whole, table = base.rpartition(".")[2] == "ConfigContainer", load_table("megatron_bridge")
+    if not whole and (other := put_arguments(tree)):
+        raise ConfigError(f"{path}: argument {other[0]} of {base}() is not read; {GIVE_LOG}")
     layout = _plain(tree["model"].get("pipeline_model_parallel_layout")) if isinstance(tree.get("model"), dict) else ""
     _check_layout(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
     said = _said(tree, path, sets, called)
     called = [call for call in called if not set_by_calls([call])]
-    table = load_table("megatron_bridge")
     model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
     if whole and is_provided(path, tree.get("model"), preset is None and not fields and "model" not in (sets or {})):
