@@ -134,7 +134,7 @@ def rule_of(key: str, table: KeyTable) -> KeyRule | None:
 
 
 def family(key: str, table: KeyTable) -> str:
-    """The key that must be on for every key with this beginning to matter; "" where there is none.
+    """The key that must be on for every key with this beginning, the first that fits, to matter; "" where there is none.
 
     >>> family("moe_bins", KeyTable("", {}, {}, {}, {}, {"families": {"moe_": "num_experts"}}))
     'num_experts'

@@ -41,6 +41,7 @@ TABLES = (
     "torchtune", "automodel", "levanter", "openrlhf", "verl", "transformers",
 )  # fmt: skip
 """Kinds that are translated by a table of keys only; Primus by those of Megatron-LM or torchtitan."""
+_READERS = {**KINDS, "primus": ("steptime.launch.primus", "read_primus")}
 MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"(?<!-)-{8,} arguments -{8,}|" + PRINTED.pattern)
@@ -100,7 +101,7 @@ def read_as(
             kind = kind_of(path, text, nearby)
         if kind == "deepspeed" and _names_its_config(text, nearby):
             kind = "deepspeed-script"
-        if kind in {*TABLES, "deepspeed-script"} - {"primus"}:
+        if kind in {*TABLES, "deepspeed-script"} - _READERS.keys():
             table: Reading = import_module("steptime.launch.trainers.trainer_plan").read_trainer(
                 kind, path, text, env, sets, nearby
             )
@@ -111,7 +112,7 @@ def read_as(
                 return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
             if "--config-name" in (started := nearby.text("run_and_time.sh") or ""):
                 return read_as("nemo", path, f"{text}\n{_SUBMITTED}\n{started}", env, sets, nearby)
-        module, function = KINDS.get(kind, ("steptime.launch.primus", "read_primus"))
+        module, function = _READERS[kind]
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, nearby)
     except ConfigError as error:
         if other := another(kind, text):

@@ -69,6 +69,10 @@ class Differences(NamedTuple):
         return rate_of(self.b) / rate_of(self.a) / alone - 1.0
 
 
+_OVERLAPS = {axis: (axis,) for axis in ("tp", "cp", "pp", "ep")} | {"dp": ("dp", "cp")}
+"""Setting of overlap -> the axes over whose ranks it sends: without a second rank there is nothing to overlap."""
+
+
 def differences(a: Job, b: Job) -> Differences:
     """Every difference, applied to `a` alone.
 
@@ -78,13 +82,12 @@ def differences(a: Job, b: Job) -> Differences:
     ours, theirs = _plain(a.to_config()), _plain(b.to_config())
     before, after = estimate(a), estimate(b)
     idle = {
-        f"performance.overlap.{axis}"  # nothing to overlap
-        for axis in ("tp", "cp", "dp", "pp", "ep")
-        if all(getattr(job.parallelism, axis) == 1 for job in (a, b))
+        f"performance.overlap.{axis}"
+        for axis, shared in _OVERLAPS.items()
+        if all(getattr(job.parallelism, other) == 1 for other in shared for job in (a, b))
     }
-    groups = _grouped(
-        [one for one in settings(ours, theirs) if one.path not in idle], same_devices=before.devices == after.devices
-    )
+    changed = [one for one in settings(ours, theirs) if one.path not in idle]
+    groups = _grouped(changed, same_devices=before.devices == after.devices)
     each = [_alone(ours, group, before) for group in groups]
     stuck = [d for d in each if d.step_s is None]
     if len(stuck) > 1:  # they may only run together

@@ -175,6 +175,31 @@ def test_functions_of_its_benchmarks(tmp_path: Path, line: str, gradients: str) 
     assert [flag.name for flag in reading.of("approximated")] == ["llama3_70b_pretrain_config()"]
 
 
+def test_arguments_of_a_recipe(tmp_path: Path) -> None:
+    """recipes/llama/llama3.py, Llama3CommonKwargs: those of the first releases too; what is set over them goes before."""
+
+    def text_of(arguments: str, lines: str = "pass") -> str:
+        return BENCHMARK.format(lines=lines).replace(
+            "llama3_70b_pretrain_config()", f"llama3_70b_pretrain_config({arguments})"
+        )
+
+    given = "tensor_parallelism=8, context_parallel_size=1, seq_length=4096, global_batch_size=64, lr=1e-4, mock=True"
+    plan = written(tmp_path, "own.py", text_of(given)).config
+    assert {key: plan["parallelism"].get(key) for key in ("tp", "pp", "cp", "dp")} == {
+        "tp": 8,
+        "pp": 4,
+        "cp": None,
+        "dp": 2,
+    }
+    assert (plan["data"]["seqlen"], plan["data"]["gbs"]) == (4096, 64)
+    over = text_of(given, "cfg.train.global_batch_size = 128")
+    assert written(tmp_path, "own.py", over).config["data"]["gbs"] == 128
+    (problem,) = asked(tmp_path, "own.py", text_of("seq_length=int(own(2))"))
+    assert problem == "dataset.seq_length is computed (int(own(2))); add --set data.seqlen=N"
+    (problem,) = asked(tmp_path, "own.py", text_of("hf_path='own/model'"))
+    assert problem.startswith("argument hf_path of llama3_70b_pretrain_config() is not read; give the log")
+
+
 def test_the_layers_of_a_recipe_with_embedding_and_head_among_them(tmp_path: Path) -> None:
     """Llama 3.1 405B: 126 layers, embedding and head are 128 on 8 stages of 8; 1,024 / (8 * 8 * 2) = 8 ranks."""
     lines = "cfg.model.virtual_pipeline_model_parallel_size = 8; cfg.model.context_parallel_size = 2"

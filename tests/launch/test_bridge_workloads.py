@@ -96,6 +96,12 @@ def test_what_is_not_known_is_told(tmp_path: Path, words: str, line: str) -> Non
     assert told.startswith(line)
 
 
+@pytest.mark.parametrize("option", ["-tp", "-vp", "-cp"])
+def test_a_degree_that_is_no_number_is_told(tmp_path: Path, option: str) -> None:
+    told = asked(tmp_path, "run.sh", f"#!/bin/bash\n{LAUNCHER} -g h100 -m llama3 -s 8b -ng 8 {option} two\n")
+    assert told[0].endswith("parallel_size: expected a whole number of at least 1 (got 'two')")
+
+
 MACHINES = {"h100": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}
 
 

@@ -86,9 +86,15 @@ def test_names_and_notes_are_no_differences(base):
 
 
 def test_the_overlap_of_an_axis_with_one_rank_is_no_difference(base):
-    """cp is 1 on both sides, dp 2."""
-    found = differences(base, base.replace(**{"performance.overlap.cp": False, "performance.overlap.dp": False}))
-    assert [one.settings[0].path for one in found.each] == ["performance.overlap.dp"]
+    """cp is 1 on both sides, dp 2; gradients are reduced over cp, too, so that dp 1 leaves nothing to overlap only with cp 1."""
+    changes = {"performance.overlap.cp": False, "performance.overlap.dp": False}
+
+    def found(job):
+        return [one.settings[0].path for one in differences(job, job.replace(**changes)).each]
+
+    assert found(base) == ["performance.overlap.dp"]
+    assert found(base.replace(**{"parallelism.tp": 4, "parallelism.dp": 1})) == []
+    assert sorted(found(base.replace(**{"parallelism.cp": 2, "parallelism.dp": 1}))) == sorted(changes)
 
 
 def test_settings_by_path():

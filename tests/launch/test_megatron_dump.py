@@ -256,3 +256,5 @@ def test_a_forks_arguments_of_what_the_dump_says_is_off_do_nothing():
     off = "  fp8 " + "." * 45 + " None\n  num_experts " + "." * 37 + " None\n"
     assert statuses(off) == [("irrelevant", "only with num_experts"), ("irrelevant", "only with fp8")]
     assert [status for status, _ in statuses("")] == ["unmodeled"] * 2  # the dump does not say
+    own, names = "  moe_num_experts " + "." * 33 + " 64\n", ("moe_num_experts",)  # in place of Megatron's
+    assert [status for status, _ in statuses(off)] == ["unmodeled"]

@@ -306,6 +306,9 @@ def test_maxtext_policies_that_save_a_projection_are_said_to_be_counted_without(
     found = job(tmp_path, "run.yml", text)
     assert found.performance.activation_checkpointing_type == "full"
     assert any(f"remat_policy {policy}" in note for note in found.notes) is noted
+    assert "data.seqlen: expected a whole number (got a list of 1)" in problems(
+        tmp_path, "run.yml", text.replace("4096", "[4096]")
+    )
 
 
 @pytest.mark.parametrize(
@@ -324,6 +327,13 @@ def test_one_process_that_sees_several_devices(tmp_path, command):
     assert job(tmp_path, "run.sh", text % ("0", command)).parallelism.dp == 1
     assert job(tmp_path, "run.sh", text % ("0,1", f"NPROC_PER_NODE=2 {command}")).parallelism.dp == 2
     assert job(tmp_path, "run.sh", text % ("0,1", command), parallelism__dp=2).parallelism.dp == 2
+
+
+@pytest.mark.parametrize("said", ["", " --gradient_accumulation_steps null"])
+def test_swifts_own_batch(tmp_path, said):
+    """swift/trainers/arguments.py: ceil(16 / 1 sequence / 8 devices) = 2 micro-batches, also where the argument is null."""
+    text = f"NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-1.5B --max_length 1024 --per_device_train_batch_size 1{said}\n"
+    assert job(tmp_path, "run.sh", text).data.gbs == 16
 
 
 def test_lightnings_launcher(tmp_path):

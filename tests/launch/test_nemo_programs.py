@@ -45,6 +45,16 @@ def test_a_program_without_a_recipe(tmp_path: Path) -> None:
     assert plan["performance"]["precision"] == "bf16"
 
 
+@pytest.mark.parametrize(("code", "precision"), [("[bf16_mixed()]", "bf16"), ("own(args)", ""), ("None", "fp32")])
+def test_the_precision_plugin_of_a_program(tmp_path: Path, code: str, precision: str) -> None:
+    """A function of precision/mixed_precision.py by its name, one that is not read, and none at all."""
+    text = PROGRAM.replace('nl.MegatronMixedPrecision(precision="bf16-mixed")', code)
+    if precision:
+        assert written(tmp_path, "run.py", text).config["performance"]["precision"] == precision
+    else:
+        assert asked(tmp_path, "run.py", text)[0].startswith("trainer.plugins is own(...), not read; add --set")
+
+
 def test_a_class_with_sizes_of_its_own(tmp_path: Path) -> None:
     """nemo/collections/llm/gpt/model/llama.py, Llama2Config7B."""
     old = PROGRAM[PROGRAM.index("llm.GPTConfig(") : PROGRAM.index(")\n        model")]

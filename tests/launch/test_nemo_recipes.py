@@ -176,6 +176,48 @@ def test_another_precision_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "shown"),
+    [("own(args)", "own(...)"), ("args.plugin", "args.plugin"), ("[own(args)]", "own(...)"),
+     ('nl.MegatronMixedPrecision("bf16-mixed")', "nl.MegatronMixedPrecision(...)")],
+)  # fmt: skip
+def test_a_precision_that_is_not_read_is_not_fp32(tmp_path: Path, code: str, shown: str) -> None:
+    over = MAIN.replace(
+        "        place = executor", f"        recipe.trainer.plugins = {code}\n        place = executor"
+    )
+    (problem,) = asked(tmp_path, "run.py", over)
+    assert problem == f"trainer.plugins is {shown}, not read; add --set performance.precision=NAME"
+
+
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ("recipe.trainer.strategy.tensor_model_parallel_size = int(TP)", "add --set parallelism.tp=N"),
+        ("recipe.data.global_batch_size = own(8) * 2", "add --set data.gbs=N"),
+        ("recipe.model.config.num_layers = own(8) * 2", "add --set model.n_layers=N"),
+        ("recipe.trainer.num_nodes = int(NODES)", "number of devices unknown; add --set parallelism.dp=N"),
+    ],
+)
+def test_a_size_that_is_computed_is_not_the_recipes(tmp_path: Path, line: str, asks: str) -> None:
+    over = MAIN.replace("        place = executor", f"        {line}\n        place = executor")
+    (problem,) = asked(tmp_path, "run.py", over)
+    assert problem.endswith(asks), problem
+
+
+def test_what_else_is_computed(tmp_path: Path) -> None:
+    """A setting that costs is told, a recipe's own argument asked for in a log, and a size that the user gives counts."""
+    line = "        recipe.trainer.strategy.sequence_parallel = own(2) == 2\n        place = executor"
+    reading = written(tmp_path, "run.py", MAIN.replace("        place = executor", line))
+    assert "trainer.strategy.sequence_parallel" in {flag.name for flag in reading.of("approximated")}
+    told = {"data.seqlen": 512}
+    longer = MAIN.replace("num_nodes=args.nodes)", "num_nodes=args.nodes, seq_length=own(2) * 2)")
+    longer = longer.replace("llm.OwnData, seq_length=1024, ", "llm.OwnData, ")
+    assert asked(tmp_path, "run.py", longer)[0].endswith("add --set data.seqlen=N")
+    assert to_job(written(tmp_path, "run.py", longer, **told), SETS | told).data.seqlen == 512
+    (problem,) = asked(tmp_path, "run.py", longer.replace("seq_length=own(2) * 2)", "performance_mode=own(2) == 1)"))
+    assert problem.startswith("performance_mode is computed (")
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("recipe.model.config.num_layers -= 1", "line 34 sets the recipe in a way that is not read;"),

@@ -389,7 +389,7 @@ def test_a_flavor_of_llama_2_that_a_fork_has(tmp_path: Path, flavor: str, layers
 DEEPSEEK = """
 deepseekv3_configs = {{
     "5B": DeepSeekV3ModelArgs(
-        vocab_size=1000, dim=512, inter_dim=1536, moe_inter_dim=256, n_layers=9, n_dense_layers=1, n_heads=8,
+        vocab_size=1000, dim=4 * 128, inter_dim=1536, moe_inter_dim=256, n_layers=9, n_dense_layers=1, n_heads=8,
         moe_args=MoEArgs(num_experts=16, num_shared_experts=2, top_k=4, score_func="softmax", route_norm=False{more}),
         q_lora_rank=0, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64, mscale=0.7,
     ),

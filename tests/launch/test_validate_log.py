@@ -13,6 +13,7 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.commands import cli
 from steptime.job.job import Job
+from steptime.launch.logs.job_log import read_log
 from steptime.report.progress import ProgressLine
 from steptime.validation.conventions import conventions, counted
 from steptime.validation.logged import compare, read_run
@@ -326,6 +327,15 @@ def test_a_plan_of_other_devices_than_the_logs_is_told(capsys, tmp_path):
         out = capsys.readouterr().out
         assert out.count("the plan has 16 devices") == told
         assert f"torchtitan-llama3-8b.log (with a plan, {path})".replace(" ", "") in "".join(out.split())
+
+
+def test_a_world_size_into_which_another_process_printed(tmp_path):
+    """The log's 8 devices are then not known, as without the line."""
+    text = "\n".join(line for line in MEGATRON.read_text().splitlines() if "using world size" not in line)
+    (line,) = (line for line in text.splitlines() if "world_size ..." in line)
+    for said, devices in ((line, 8), (f"{line}WARNING", 0)):
+        (path := tmp_path / "run.log").write_text(text.replace(line, said))
+        assert read_log([str(path)]).job_devices == devices
 
 
 def test_a_megatron_bridge_log(capsys):

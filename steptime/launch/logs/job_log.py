@@ -160,8 +160,9 @@ class JobLog:
 
     @property
     def job_devices(self) -> int:
-        """Processes of the job, also by its arguments; 0 where the log does not say."""
-        return self.devices or int((self.arguments or {}).get("world_size", "0"))
+        """Processes of the job, also by its arguments; 0 where the log does not say, or another process printed into the line."""
+        said = (self.arguments or {}).get("world_size", "")
+        return self.devices or (int(said) if re.fullmatch(r"\d{1,9}", said) else 0)
 
     def dump(self, text: list[str], name: str, begin: int) -> None:
         """Record an argument dump, which begins on line `begin` of its file."""

@@ -154,10 +154,8 @@ def _stray(word: Word, line: CommandLine) -> None:
 
 def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     """Add a flag with its values."""
-    table, dashed = (
-        load_table("megatron"),
-        flag.text[2:].replace("_", "-"),
-    )  # Megatron-LLM and ms-swift write --num_layers
+    table = load_table("megatron")
+    dashed = flag.text[2:].replace("_", "-")  # Megatron-LLM and ms-swift write --num_layers
     off = table.raw["negations"].get(dashed)
     argument = off or table.raw["flag_names"].get(dashed) or dashed.replace("-", "_")
     key = spelled(argument, table)

@@ -1,6 +1,6 @@
 """Megatron's settings as a plan: one translation for all sources.
 
-Adapters over frozen weights are LoRA of ms-swift, NeMo, Megatron-Bridge and MindSpeed-LLM. Source of their shapes:
+Adapters over frozen weights: LoRA of ms-swift, NeMo, Megatron-Bridge and MindSpeed-LLM. Source of their shapes:
 NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/peft/lora.py (one pair of matrices for each of linear_qkv, linear_proj,
 linear_fc1, linear_fc2); of what tensor parallelism splits: model/lora_split.py.
 """
@@ -101,9 +101,8 @@ def _adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precisio
     found = _model_of(model)
     others = found and (found.moe or found.mtp or found.layers or found.hybrid_pattern or found.linear_attention)
     why = "with layers other than dense ones" if found and (others or found.attention.kind != "gqa") else ""
-    if (
-        why := f"in {precision}" if precision not in {"bf16", "fp16", "fp32"} else why
-    ):  # not modeled (job/layer_rules.py)
+    why = why if precision in {"bf16", "fp16", "fp32"} else f"in {precision}"
+    if why:  # not modeled (job/layer_rules.py)
         keys.leave_out(by, _TRAINED.format(f"LoRA {why}"))
         return None
     said = {name: keys.get(f"lora_{name}") for name in ("rank", "targets", "dropout")}

@@ -17,10 +17,18 @@ from steptime.launch.keys import flatten, is_costly, load_table
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
-from steptime.launch.nemo.bridge_table import kernels, recipes, set_by_calls, settings_of
+from steptime.launch.nemo.bridge_table import kernels, put_arguments, recipes, set_by_calls, settings_of
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabulary, read_train_call
-from steptime.launch.nemo.nemo_run import BASE, base_function, by_target, of_first_releases, over_recipe, read_two
+from steptime.launch.nemo.nemo_run import (
+    BASE,
+    base_function,
+    by_target,
+    of_first_releases,
+    over_recipe,
+    read_two,
+    without_computed,
+)
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.python.config_functions import CALLED, read_function
@@ -84,25 +92,17 @@ def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nea
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
             raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {GIVE_LOG}")
-    trainer = tree["trainer"] if isinstance(tree.get("trainer"), dict) else {}
-    if isinstance(plugins := trainer.get("plugins"), Computed) and by_target(plugins) is None:
-        if told(sets, "performance.precision") is None:
-            raise ConfigError(
-                f"{path}: trainer.plugins is {plugins.code}, not read; add --set performance.precision=NAME"
-            )
-        trainer["plugins"] = Computed(plugins.line, "bf16_mixed()")  # the kernels of half precision
-    base = BASE.search(str(tree.get(CLASS)))
+    computed, base = without_computed(path, tree, sets), BASE.search(str(tree.get(CLASS)))
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS) and key != "peft"]
     plain = with_own_class(path, text, by_target(tree), sets)
-    if isinstance(trainer := plain.get("trainer"), dict) and isinstance(trainer.get("devices"), str):
-        plain["trainer"] = {key: value for key, value in trainer.items() if key not in {"devices", "num_nodes"}}
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
         plain = over_recipe(path, base[1], plain, base[2])
         put_vocabulary(path, plain, sets)
     reading = read_two(NemoConfig(path, plain, None, sets, ""))
+    reading.flags.extend(computed)
     if function == FUNCTION:
         reading.config.setdefault("notes", []).append(_DEFAULTS)
     return reading
@@ -160,14 +160,15 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     """
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
-    whole = base.rpartition(".")[2] == "ConfigContainer"
+    whole, table = base.rpartition(".")[2] == "ConfigContainer", load_table("megatron_bridge")
+    if not whole and (other := put_arguments(tree)):
+        raise ConfigError(f"{path}: argument {other[0]} of {base}() is not read; {GIVE_LOG}")
     layout = _plain(tree["model"].get("pipeline_model_parallel_layout")) if isinstance(tree.get("model"), dict) else ""
     _check_layout(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
     said = _said(tree, path, sets, called)
     called = [call for call in called if not set_by_calls([call])]
-    table = load_table("megatron_bridge")
     model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
     if whole and is_provided(path, tree.get("model"), preset is None and not fields and "model" not in (sets or {})):

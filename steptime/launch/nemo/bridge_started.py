@@ -14,7 +14,7 @@ from steptime.launch.devices import is_default, stated, still_true, told
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_recipe import BASES, bridge_reading
 from steptime.launch.nemo.bridge_table import recipe_table, recipes
-from steptime.launch.nemo.bridge_workloads import Chosen, is_workload, workload
+from steptime.launch.nemo.bridge_workloads import Chosen, is_workload, whole, workload
 from steptime.launch.nemo.nemo_programs import GIVE_LOG
 from steptime.launch.python.config_functions import read_function
 from steptime.launch.python.config_values import CLASS
@@ -49,8 +49,8 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     older = submits and is_workload(said)
     if submits:
         said = {table["selectors"].get(key, key): value for key, value in said.items()}
-        each, nodes = _count(said.pop("gpus_per_node", None)), _count(said.pop("nodes", None))
-        submitted = _count(said.get("num_gpus")) or (nodes * each if nodes and each else None)
+        each, nodes = whole(said.pop("gpus_per_node", None)), whole(said.pop("nodes", None))
+        submitted = whole(said.get("num_gpus")) or (nodes * each if nodes and each else None)
         if submitted and (devices is None or any(map(is_default, notes))):
             devices, notes = submitted, [note for note in notes if not is_default(note)]
     said = {key: value for key, value in said.items() if "." in key or value not in (None, "None", False)}
@@ -125,7 +125,7 @@ def _devices_of(name: str) -> int:
 def _degrees(tree: dict[str, Any]) -> list[int]:
     """tp, pp and cp of a recipe, as far as they are known."""
     keys = [f"model.{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context")]
-    return [_count(_said(tree, key)) or 1 for key in keys]
+    return [whole(_said(tree, key)) or 1 for key in keys]
 
 
 def _said(tree: dict[str, Any], key: str) -> Any:
@@ -141,7 +141,7 @@ def _scale(at: str, tree: dict[str, Any], usual: int, replicas: int) -> None:
     Raises:
         ConfigError: that is not a whole batch.
     """
-    batch = _count(_said(tree, _BATCH))
+    batch = whole(_said(tree, _BATCH))
     if batch is None or not usual or usual == replicas:
         return
     if batch * replicas % usual:
@@ -149,10 +149,6 @@ def _scale(at: str, tree: dict[str, Any], usual: int, replicas: int) -> None:
             f"{at}: a batch of {batch} for dp {usual} does not scale to dp {replicas}; add --set data.gbs=N"
         )
     put(tree, _BATCH, batch * replicas // usual)
-
-
-def _count(value: Any) -> int | None:
-    return int(str(value)) if str(value).isdecimal() else None
 
 
 def _modules(nearby: NearbyFiles) -> Iterator[Path]:

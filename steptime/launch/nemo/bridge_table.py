@@ -9,6 +9,7 @@ from typing import Any
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.keys import FOLDER
+from steptime.launch.python.config_values import CLASS
 
 
 @cache
@@ -55,3 +56,22 @@ def set_by_calls(calls: Iterable[str]) -> dict[str, Any]:
     """
     known: Mapping[str, dict[str, Any]] = recipe_table()["calls"]
     return {key: value for call in calls for key, value in known.get(call.removesuffix("(cfg)"), {}).items()}
+
+
+def put_arguments(tree: dict[str, Any]) -> list[str]:
+    """Put the arguments that a recipe is called with into the sections that they set; the result: those that are not read.
+
+    >>> put_arguments(found := {"tensor_parallelism": 2, "lr": 0.1, "train": {"x": 1}, "hf_path": "a/b"}), found
+    (['hf_path'], {'train': {'x': 1}, 'model': {'tensor_model_parallel_size': 2}})
+    """
+    table, unread = recipe_table(), list[str]()
+    own = {name for name, value in tree.items() if isinstance(value, dict) and CLASS not in value}
+    for name in [name for name in tree if name not in {*own, *table["sections"], "_args_"}]:
+        value = tree.pop(name)
+        section, _, field = table["arguments"].get(name, "").partition(".")
+        if section in own or (section and section not in tree):  # an object that takes the section's place has its own
+            tree[section] = {field: value} | tree.get(section, {})
+            own.add(section)
+        elif not section and name not in table["arguments_without_cost"] and value not in (None, False):
+            unread.append(name)
+    return unread

@@ -76,9 +76,8 @@ def _config(name: str, precision: str, said: dict[str, Any], devices: int | None
     model = next(model for model in table["models"] if name.startswith(f"{model}_"))
     own = {table["names"][key]: value for key, value in table["workloads"][name].items()}
     options = {key: said.pop(key) for key in table["sets"] if key in said}
-    options = {
-        key: value for key, value in options.items() if value is not True or key in _ONLY_ON
-    }  # -et alone is none
+    # -et alone is none
+    options = {key: value for key, value in options.items() if value is not True or key in _ONLY_ON}
     usual = own.pop("num_gpus")
     fields = dict(table["all"])
     for like in table["models"][model]["like"]:
@@ -87,13 +86,13 @@ def _config(name: str, precision: str, said: dict[str, Any], devices: int | None
     for pattern, after in table["after"].items():
         fields |= after if re.search(pattern, name) else {}
     fields |= _set_by(options)
-    fields["model.sequence_parallel"] = fields["model.tensor_model_parallel_size"] > 1
+    axes = ("tensor_model", "pipeline_model", "context", "virtual_pipeline_model")
+    tp, pp, cp, vpp = (whole(fields.get(f"model.{axis}_parallel_size")) or 1 for axis in axes)
+    fields["model.sequence_parallel"] = tp > 1
     if devices is not None and "global_batch_size" not in options:
         fields["train.global_batch_size"] = int(fields["train.global_batch_size"] / usual * devices)
-    degrees = [fields.get(f"model.{axis}_parallel_size") or 1 for axis in ("tensor_model", "pipeline_model", "context")]
-    replicas = (devices or usual) // (degrees[0] * degrees[1] * degrees[2])
-    interleaved = (fields.get("model.virtual_pipeline_model_parallel_size") or 1) > 1
-    fields["optimizer.overlap_param_gather_with_optimizer_step"] = replicas > 1 and degrees[1] > 1 and interleaved
+    sharded = (devices or usual) // (tp * pp * cp) > 1
+    fields["optimizer.overlap_param_gather_with_optimizer_step"] = sharded and pp > 1 and vpp > 1
     tree: dict[str, Any] = {CLASS: "ConfigContainer"}
     tree["model"] = {CLASS: "AutoBridge.from_hf_pretrained", "_args_": [table["models"][model]["hf"]]}
     tree["mixed_precision"] = {CLASS: table["precisions"][precision]}
@@ -112,3 +111,8 @@ def _set_by(options: dict[str, Any]) -> dict[str, Any]:
         value = given.split(",") if listed else given
         fields |= {key: value if sets == "=" else sets for key, sets in workload_table()["sets"][option].items()}
     return fields
+
+
+def whole(value: Any) -> int | None:
+    """A whole number as an option or a table has it; None of anything else."""
+    return int(str(value)) if re.fullmatch(r"\d{1,15}", str(value)) else None

@@ -11,7 +11,7 @@ from steptime.job.edit import put
 from steptime.launch.devices import told
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.models import class_preset, classes, with_own_class
-from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.nemo_run import plugin_of, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, class_of
 from steptime.launch.python.config_functions import read_function
@@ -236,7 +236,6 @@ def as_recipe(path: str, tree: dict[str, Any], sets: Sets) -> dict[str, Any]:
         name = class_of(config).rpartition(".")[2]
         if name in classes() or class_preset(name) is None:
             config.setdefault("vocab_size", _VOCABULARY)
-    plugins = trainer.get("plugins")
-    if isinstance(plugins, list) and len(plugins) == 1:
-        trainer["plugins"] = plugins[0]
+    if "plugins" in trainer:
+        trainer["plugins"] = plugin_of(tree["trainer"]["plugins"])
     return found | {"trainer": {"num_nodes": 1} | trainer}

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import reduce
 from typing import Any
 
 from steptime.base.config import ConfigError, near, show
@@ -13,14 +14,14 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import flatten, load_table, table_file
+from steptime.launch.keys import flatten, is_costly, load_table, rule_of, spelled, table_file
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nemo.models import changed, class_preset, classes
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.python.config_functions import CALLED
 from steptime.launch.python.config_values import CLASS as CALL
 from steptime.launch.python.config_values import Computed, merged, syntax_of
-from steptime.launch.reading import Reading
+from steptime.launch.reading import LaunchFlag, Reading, Sets
 
 _BUCKET = 128 * 1024 * 1024
 """Elements (nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, _get_optimizer_overlap_cfgs)."""
@@ -30,7 +31,7 @@ _OVERLAP = "MegatronCommOverlapCallback"
 def read_two(config: NemoConfig) -> Reading:
     """A recipe as a config."""
     path, tree, devices, sets, *_ = config
-    said = _said(path, tree, dict(tree["trainer"]))
+    said = _said(path, tree, _with_plugin(path, tree["trainer"], sets))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     if config_class not in classes() and (preset := class_preset(config_class)) and told(sets, "model") is None:
         sets = {"model": changed(path, preset, said, "model.config", sets), **(sets or {})}
@@ -44,6 +45,21 @@ def read_two(config: NemoConfig) -> Reading:
     if keys.get("trainer.devices") is not None and keys.values.get("trainer.num_nodes") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
     return plan_of(keys, config.profile("nemo"), devices)
+
+
+def _with_plugin(path: str, trainer: Mapping[str, Any], sets: Sets) -> dict[str, Any]:
+    """The trainer's settings with a precision plugin that is read: a plain bf16 one where the user gives the precision.
+
+    Raises:
+        ConfigError: what the plugin sets is not known, and the user gives no precision.
+    """
+    plugin = plugin_of(trainer.get("plugins"))
+    if plugin is not None and not (isinstance(plugin, Mapping) and "precision" in plugin):
+        if told(sets, "performance.precision") is None:
+            what = f"trainer.plugins is {show(plugin).strip(chr(39))}, not read"
+            raise ConfigError(f"{path}: {what}; add --set performance.precision=NAME")
+        plugin = table_file("nemo2_recipes")["all"]["trainer"]["plugins"]
+    return {**trainer, "plugins": plugin} if "plugins" in trainer else {**trainer}
 
 
 def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
@@ -151,13 +167,63 @@ def by_target(node: Any) -> Any:
             **config,
             **{key: item for key, item in node.items() if key != "_args_"},
         }
-    return {key: by_target(item) for key, item in node.items() if key not in {CALL, CALLED}}
+    fields = {key: item for key, item in node.items() if key not in {CALL, CALLED}}
+    return {key: plugin_of(item) if key == "plugins" else by_target(item) for key, item in fields.items()}
+
+
+def plugin_of(node: Any) -> Any:
+    """The fields of a precision plugin, alone or in a list; where a call makes it that is not read, the code of that.
+
+    >>> plugin_of([Computed(1, "bf16_mixed()")])["precision"], plugin_of(Computed(1, "args.precision"))
+    ('bf16-mixed', 'args.precision')
+    """
+    node = node[0] if isinstance(node, list) and len(node) == 1 else node
+    found = by_target(node)
+    if isinstance(node, Computed):
+        return found if isinstance(found, dict) else node.code
+    unread = isinstance(node, dict) and CALL in node and "precision" not in node
+    return f"{node[CALL]}(...)" if unread else found
 
 
 _ARGUMENTS = {
     "num_nodes": "trainer.num_nodes", "num_gpus_per_node": "trainer.devices", "seq_length": "data.seq_length",
 }  # fmt: skip
 """Arguments of recipes -> what they set."""
+_SIZES = ("parallelism.tp", "parallelism.pp", "parallelism.cp", "parallelism.vpp", "parallelism.ep", "data.", "model.")
+"""Keys of a plan that are asked for where they are computed, or their beginnings."""
+_DEVICES = ("trainer.num_nodes", "trainer.devices")
+_KEPT = {"model", "trainer", "trainer.plugins"}
+"""Keys that are asked for elsewhere."""
+
+
+def without_computed(path: str, tree: dict[str, Any], sets: Sets) -> list[LaunchFlag]:
+    """Take values known only at run time out of what a program sets over a recipe; the result tells of those that cost.
+
+    Raises:
+        ConfigError: a size, a degree or a batch is computed, and the user sets none, or what the recipe itself depends on is.
+    """
+    table, found, lines = load_table("nemo2"), list[LaunchFlag](), list[str]()
+    for argument, key in _ARGUMENTS.items():
+        if isinstance(tree.get(argument), Computed):
+            put(tree, key, tree.pop(argument))
+    computed = {key: value for key, value in flatten(tree).items() if isinstance(value, Computed) and key not in _KEPT}
+    for key, value in computed.items():
+        rule, what = rule_of(spelled(key, table), table), f"{path}: {key} is computed ({value.code})"
+        size = rule.note if rule is not None and rule.note.startswith(_SIZES) else ""
+        if key in _DEVICES:
+            put(tree, key, None)  # the number of devices is asked for
+        elif key in {*_TUNED, "peft_scheme"}:
+            lines.append(f"{what}; give the log that prints the job's config")
+        elif size and told(sets, size) is None and told(sets, "model") is None:
+            lines.append(f"{what}; add --set {size}=N")
+        elif size or by_target(value) is None:
+            *above, last = key.split(".")
+            reduce(lambda section, name: section[name], above, tree).pop(last)
+            if not size and is_costly(key, table):
+                found.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
+    if lines:
+        raise ConfigError(lines)
+    return found
 
 
 def over_recipe(path: str, name: str, said: Mapping[str, Any], kind: str = "pretrain") -> dict[str, Any]:

@@ -289,7 +289,7 @@ class _FunctionReader:
         if copies and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
         if self.bases and re.search(self.bases, called):
-            return {CLASS: called, **said}
+            return {CLASS: called, **said, **keywords}
         if last[:1].isupper() or keywords or (self.bases and args) or called in _KEPT:
             return {CLASS: called, **said, **keywords}
         return computed(node)

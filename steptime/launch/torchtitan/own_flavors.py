@@ -13,6 +13,7 @@ from typing import Any
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import put, read_model
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import flatten
 from steptime.launch.python.config_functions import read_function
 from steptime.launch.python.config_values import CLASS, FUNCTION, constants_of, literal, syntax_of, with_function
 from steptime.model.model import Model
@@ -26,7 +27,6 @@ _OTHER = frozenset({
     *("rope_backend", "lm_head", "mask_type", "attn_mask_type", "fuse_qkv", "max_seq_len"),
 })  # fmt: skip
 """Arguments that follow from the sizes, or change none."""
-_FLAVOR = "_flavor"
 
 
 def registered(code: str, flavor: str, family: str = "llama3") -> dict[str, Any]:
@@ -198,34 +198,18 @@ def own_deepseek(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
     flavors the router's bias and its softmax before the choice.
     """
     file = "torchtitan/models/deepseek_v3/__init__.py"
-    tree = syntax_of(keys.nearby.text(file) or "")
-    pairs = [
-        pair
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Dict)
-        for pair in zip(node.keys, node.values, strict=True)
-    ]
-    call = next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == flavor), None)
-    said = _literals(call) if isinstance(call, ast.Call) else {}
-    if not said.keys() >= _DEEPSEEK.keys() - {"q_lora_rank"} or said.keys() - _DEEPSEEK.keys() - _WITHOUT_COST:
+    found = flatten(registered(keys.nearby.text(file) or "", flavor, "deepseekv3"))
+    said = {key: value for key, value in found.items() if key.rpartition(".")[2] not in {CLASS, "_args_"}}
+    sizes = {key: said[key] for key in _DEEPSEEK if key in said}
+    known = not said.keys() - _DEEPSEEK.keys() - _WITHOUT_COST and _are_numbers(sizes)
+    if not known or not sizes.keys() >= _DEEPSEEK.keys() - {"q_lora_rank"}:
         return None
     section: dict[str, Any] = {"attention": {"kind": "mla"}, "moe": {"pre_softmax": True, "expert_bias": True}}
     for key, field in _DEEPSEEK.items():
-        if said.get(key):  # q_lora_rank 0: none
-            put(section, field, said[key])
+        if sizes.get(key):  # q_lora_rank 0: none
+            put(section, field, sizes[key])
     keys.notes.append(f"model {flavor}, from {file}")
     return section
-
-
-def _literals(call: ast.Call, inside: str = "") -> dict[str, Any]:
-    """The arguments of a call and of the calls among them; None for what is no literal."""
-    found: dict[str, Any] = {}
-    for keyword in call.keywords:
-        if isinstance(keyword.value, ast.Call):
-            found |= _literals(keyword.value, f"{keyword.arg}.")
-        else:
-            found[f"{inside}{keyword.arg}"] = getattr(keyword.value, "value", None)
-    return found
 
 
 def own_resharding(keys: JobKeys) -> bool | None:

@@ -90,11 +90,12 @@ class Figures:
         least: int | None = self.keys.table.raw.get("least_batch")
         if least is None or micro is None or self.states("@steps") or self.whole("@batch"):
             return steps or 1
-        name, found = self.keys.name(self.figures["@steps"]), max(1, ceil(least / (micro * devices)))
-        self.keys.put(self.figures["@steps"], found)
+        key = next(key for key, rule in self.keys.table.rules.items() if rule.note == "@steps")
+        found = max(1, ceil(least / (micro * devices)))
+        self.keys.put(key, found)
         if told(self.keys.sets, "data.gbs") is None:
             whose = f"{self.keys.table.framework}'s batch of {least} or more"
-            self.keys.notes.append(f"{name} not set, {found} assumed: {whose}")
+            self.keys.notes.append(f"{self.keys.name(key)} not set, {found} assumed: {whose}")
         return found
 
     def listed(self) -> int | None:

@@ -1,7 +1,7 @@
 """Trainers whose files are translated by a table of keys only: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures from which the plan is derived, listed
-in `keys.plan_key`.
+under `figures` in data/launch/key_words.yaml.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
-                if why := (keys.table.raw.get("approximated_words") or {}).get(key, {}).get(keys.get(key)):
+                if why := (keys.table.raw.get("approximated_words") or {}).get(key, {}).get(str(keys.get(key))):
                     keys.approximate(key, why)
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
         self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
