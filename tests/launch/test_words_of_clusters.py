@@ -110,14 +110,14 @@ def test_a_script_for_both_of_ms_swifts_launchers_is_of_the_one_that_runs(
 
 
 def test_nodes_that_a_script_counts_in_its_list(tmp_path: Path) -> None:
-    """2 nodes of 8 processes by the header of PBS: 16 devices over tp 2; without it the user gives the nodes."""
+    """2 nodes of 8 processes by the header of PBS: 16 devices over tp 2; without it the user gives a number."""
     header = "#PBS -l select=2:system=polaris\n"
     script = "#!/bin/bash\n%sN=$(cat $PBS_NODEFILE | uniq | wc -l)\n"
     script += f"mpirun -np $((N * 8)) python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
     assert written(tmp_path, "run.sh", script % header).config["parallelism"]["dp"] == 8
     (line,) = asked(tmp_path, "run.sh", script % "")
     assert "number of nodes unknown, which $(cat $PBS_NODEFILE | uniq | wc -l) in line 2 counts" in line
-    assert line.endswith("; add --set hardware.nodes=N")
+    assert line.endswith("; add --set devices=N")
     nodes = {"hardware.nodes": 2}
     assert to_job(written(tmp_path, "run.sh", script % "", **nodes), SETS | nodes).parallelism.dp == 8
 
@@ -316,6 +316,22 @@ def test_the_number_that_a_launcher_of_part_of_a_node_asks_for(each: int, key: s
     assert line.endswith(f"in line 1 counts; add --set {key}=N")
     told = machine | {key: 2 if each == 8 else 8}
     assert to_job(written(tmp_path, "run.sh", script, **told), SETS | told).parallelism.devices == 2 * each
+
+
+@pytest.mark.parametrize("launch", ["srun -N $N", "srun -n $((N * 4))", "mpirun -np $((N * 4))"])
+def test_the_devices_that_a_node_list_does_not_tell(launch: str, tmp_path: Path) -> None:
+    """4 processes on each node by a header or a product: devices are asked for, and no nodes for the batch that they scale."""
+    script = "#!/bin/bash\n#SBATCH --ntasks-per-node=4\nN=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\n"
+    script += f"{launch} python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}"
+    machine = {"hardware.node_type": "dgx-h100"}
+    (line,) = asked(tmp_path, "run.sh", script, **machine)
+    assert line.endswith("in line 3 counts; add --set devices=N")
+    told = machine | {"devices": 8}
+    assert to_job(written(tmp_path, "run.sh", script, **told), SETS | told).parallelism.devices == 8
+    batch, line = asked(tmp_path, "run.sh", f"{script} --global-batch-size $((N * 8))", **machine)
+    assert "--global-batch-size" in batch
+    assert batch.endswith("in line 3 counts; write the value into the script")
+    assert line.endswith("add --set devices=N")
 
 
 def test_the_partition_of_a_header_decides_which_command_runs(tmp_path: Path) -> None:

@@ -116,13 +116,15 @@ class Size:
     """What is unclear about them, and the user's fix."""
     default: str = ""
     """The launcher's default that counts, where the command leaves nodes or processes per node to it."""
+    in_devices: bool = False
+    """Whether the number of devices is asked for where that of nodes is unknown: these may use a part of each node."""
 
 
 def size_of(words: list[Word], launchers: list[str], variables: Mapping[str, str]) -> Size:
     """Nodes, devices per node and devices of a launch.
 
     >>> size_of([Word("torchrun", 1), Word("--nproc-per-node=8", 1)], ["torchrun"], {})
-    Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes')
+    Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes', in_devices=False)
     """
     visible, on_node = _visible(variables), variables.get(DEVICES_ON_NODE)
     variables = {**variables, **({DEVICES_ON_NODE: str(visible)} if visible else {})}
@@ -162,7 +164,8 @@ def size_of(words: list[Word], launchers: list[str], variables: Mapping[str, str
 def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str], on_node: str | None) -> Size:
     """What the launchers' options state, and what to do about those without a value.
 
-    The user's hardware.nodes are nodes with all `on_node` devices of the machine, so that for fewer the devices are asked for.
+    The user's hardware.nodes are nodes with all `on_node` devices of the machine, so that for fewer, or for a number of processes
+    in all, the devices are asked for.
     """
     missing, size = dict[str, Unknown](), Size()
     for launcher in launchers:
@@ -180,7 +183,11 @@ def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str
                 missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
             elif word.text.startswith("<"):
                 missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text} is to be filled in")
-    if size.per_node is not None and str(size.per_node) != on_node:
+    each = str(size.per_node or variables.get("SLURM_NTASKS_PER_NODE", on_node))
+    size.in_devices = bool(missing) and (
+        each != on_node or _option(words, LAUNCHERS[launchers[-1]].devices) is not None
+    )
+    if size.in_devices:
         missing = {place: each.in_devices() for place, each in missing.items()}
     size.unclear = _asked(missing)
     return size

@@ -51,6 +51,10 @@ class Unknown(NamedTuple):
         """The same, of which the user tells the number of devices where that of nodes was asked for."""
         return self._replace(variable=DEVICES_OF_JOB) if self.variable == NODES_OF_JOB else self
 
+    def without_nodes(self) -> Unknown:
+        """The same, of which the user does not tell the number of nodes."""
+        return self._replace(variable="") if self.variable == NODES_OF_JOB else self
+
     def told(self, otherwise: str) -> str:
         """The reason, and the user's fix.
 

@@ -193,6 +193,8 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     values = {key: said[0].text for key, said in launch.command.values.items() if said and key not in scope.arrays}
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
+    if size.in_devices:
+        words = [word._replace(unresolved=tuple(each.without_nodes() for each in word.unresolved)) for word in words]
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
