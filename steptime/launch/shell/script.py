@@ -23,7 +23,7 @@ from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import COUNTS, Word, size_of
-from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
+from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Unknown, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
 from steptime.launch.shell.usage import Example, examples_of
@@ -159,6 +159,9 @@ def _read(
     notes = walk.told
     if launch is not None and launch.command.doubt:
         notes += [f"line {launch.command.line} is assumed to run: it depends on {launch.command.doubt.why}"]
+    earlier = walk.commands[: walk.before_end]
+    if launch is not None and (ended := walk.scope.ended).why and not ended.variable and launch.command not in earlier:
+        notes.append(f"{ended.why}; what follows is read all the same")
     if scope.required and positional is not None:
         problems.append(f"{name}: ${scope.required[0]} has no value, and the script stops without it")
     if walk.full:
@@ -194,7 +197,7 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
     if size.in_devices:
-        words = [word._replace(unresolved=tuple(each.without_nodes() for each in word.unresolved)) for word in words]
+        words = [word._replace(unresolved=tuple(map(_without_nodes, word.unresolved))) for word in words]
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
@@ -213,6 +216,11 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
             *_of_commands(words[launch.at :]),
         ),
     )
+
+
+def _without_nodes(unknown: Unknown) -> Unknown:
+    """The same reason, of which the user does not tell the number of nodes."""
+    return unknown._replace(variable="") if unknown.variable == NODES_OF_JOB else unknown
 
 
 def _of_commands(words: list[Word]) -> Iterator[str]:
