@@ -103,7 +103,7 @@ _VARIABLES = re.compile(r"write ((?:\w+=\.\.\. )+)before the command")
 def retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str]:
     """The command as it was typed with what its problems ask for; nothing where one asks for something else.
 
-    Nothing either for $100 and beyond, which no script means.
+    Nothing either for arguments without a number, and for $100 and beyond, which no script means.
 
     `source`: the file, or the script and its arguments as one string.
 
@@ -124,6 +124,8 @@ def retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str]
     other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
     asked = [[] if otherwise else _options(line) for line, otherwise in zip(problems, other, strict=True)]
     if not (any(asked) or any(other)) or not all(map(max, map(bool, asked), left_out, other)) or words > 99:
+        return []
+    if not words and any(_WORDS in line for line in problems):
         return []
     more = [
         fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")

@@ -153,6 +153,28 @@ def test_a_node_has_a_line_for_each_of_its_processes_in_the_list_of_pbs(
     assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "while getopts l:b: o; do case $o in l) L=$OPTARG ;; b) B=$OPTARG ;; esac; done\n",
+        "while [ $# -gt 0 ]; do case $1 in -l) L=$2 ;; -b) B=$2 ;; esac; shift 2; done\n",
+    ],
+)
+def test_sizes_that_the_arguments_give(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str) -> None:
+    """0 layers are none: one line asks for the arguments, with which 3 layers and 6 sequences are read."""
+    script = f"L=0\nB=0\n{options}torchrun --nproc_per_node 2 --nnodes 1 pretrain_gpt.py {GPT}"
+    script += " --num-layers $L --micro-batch-size $B --global-batch-size 12"
+    (line,) = asked(tmp_path, "run.sh", script)
+    assert line == (
+        "--num-layers, --micro-batch-size: 0 without the script's arguments; pass script and arguments as one string: "
+        "'SCRIPT ARG ...'"
+    )
+    job = to_job(read("auto", f"{tmp_path / 'run.sh'} -l 3 -b 6", SETS), SETS)
+    assert (job.model.n_layers, job.data.microbatch_sz) == (3, 6)
+    assert main(["--from", "auto", str(tmp_path / "run.sh"), "--machine", "dgx-h100"]) == 2
+    assert "to go on" not in capsys.readouterr().err
+
+
 def test_a_program_that_is_an_argument_is_asked_for(tmp_path: Path) -> None:
     """8 processes over tp 2 are 4 ranks; which program reads the sizes is known only with the second argument."""
     script = f"#!/bin/bash\nFILE=$2\ntorchrun --nproc_per_node=8 $FILE --tensor-model-parallel-size 2 {GPT}\n"

@@ -34,6 +34,8 @@ _OFFICIAL = re.compile(
 """As Megatron-DeepSpeed's examples say: TOKENIZER_PATH=.../tokenizer.model # offical llama tokenizer.model"""
 _CONTAINER = re.compile(r"^[^#\n]*nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)", re.MULTILINE)
 
+_TAKES_WORDS = re.compile(r"\bgetopts\b|\$\{?[#@1]")
+
 
 class Script(NamedTuple):
     """A launch script, as far as it can be read without running it."""
@@ -71,6 +73,8 @@ class Script(NamedTuple):
     """Whose official tokenizer a comment says that the script has, else the number in its variable VOCAB_SIZE, or ""."""
     container: str = ""
     """The version of NVIDIA's PyTorch container that it names, or ""."""
+    wordless: bool = False
+    """Whether it takes arguments and is given none."""
 
     def launched(self) -> list[str]:
         """The note on the nodes and processes that its command states; none where one of them is a launcher's default."""
@@ -106,6 +110,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, nearby:
     found = read(None)
     if "1" not in (env or {}):
         found = _without_words(found, read, next(iter(examples_of(text, name)), None))
+        found = found._replace(wordless=_TAKES_WORDS.search(text) is not None)
     if found.problems:
         raise ConfigError(found.problems)
     return found
