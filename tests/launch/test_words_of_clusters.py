@@ -153,6 +153,18 @@ def test_a_node_has_a_line_for_each_of_its_processes_in_the_list_of_pbs(
     assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
 
 
+def test_keys_that_yq_and_jq_print(tmp_path: Path) -> None:
+    """yq '.a.b' FILE and jq -r .a FILE of a file that is there; of another one a command is asked for."""
+    (tmp_path / "size.yaml").write_text("training:\n  num_layers: 14\n  lr: 1.0e-5\n", encoding="utf-8")
+    (tmp_path / "batch.json").write_text('{"micro": "4"}', encoding="utf-8")
+    script = "C=./size.yaml\nL=$(yq '.training.num_layers' $C)\nB=$(jq -r .micro batch.json)\n"
+    script += f"torchrun --nproc_per_node 2 --nnodes 1 pretrain_gpt.py {GPT} --num-layers $L --micro-batch-size $B"
+    job = to_job(written(tmp_path, "run.sh", script), SETS)
+    assert (job.model.n_layers, job.data.microbatch_sz) == (14, 4)
+    (tmp_path / "size.yaml").unlink()
+    assert "$(yq '.training.num_layers' $C) in line 2 is a command" in asked(tmp_path, "run.sh", script)[0]
+
+
 @pytest.mark.parametrize(
     "options",
     [
