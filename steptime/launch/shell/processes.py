@@ -243,14 +243,18 @@ def _by_hosts(size: Size, words: list[Word], variables: Mapping[str, str]) -> No
     if (included := _option(words, ("--include", "-i"))) is not None:
         size.nodes, size.devices = _included(included.text)
     elif _option(words, ("--hostfile", "-H", "-hostfile")) is None:
-        counts = (text for name, text in variables.items() if name.lower() in {"num_gpus", "world_size"})
-        numbers = (text for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text) and not size.per_node)
-        counted = next(numbers, None)
+        counts = (name for name in variables if name.lower() in {"num_gpus", "world_size"} and not size.per_node)
+        counted = next((name for name in counts if re.fullmatch(r"[1-9]\d{0,6}", variables[name])), None)
         every = "" if size.per_node else "every device of "
         there = _visible(variables) or int(variables.get(DEVICES_ON_NODE, 0)) or None
-        size.devices, size.per_node = int(counted) if counted else None, size.per_node or (None if counted else there)
+        size.per_node = size.per_node or (None if counted else there)
         if size.per_node:
             size.nodes, size.default = 1, f"deepspeed, {every}one node without a hostfile"
+        elif counted:
+            size.devices, size.default = (
+                int(variables[counted]),
+                f"{counted} of the script, which deepspeed is not given",
+            )
 
 
 _PER_NODE, _SEEN = ("NPROC_PER_NODE", "GPUS_PER_NODE"), ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
