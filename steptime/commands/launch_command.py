@@ -103,7 +103,7 @@ _VARIABLES = re.compile(r"write ((?:\w+=\.\.\. )+)before the command")
 def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[str]:
     """The command as it was typed with what its problems ask for; nothing where one asks for something else.
 
-    Nothing either for $100 and beyond, which no script means.
+    Nothing either for arguments without a number, and for $100 and beyond, which no script means.
 
     `problems_of`: those of each file, or of each script and its arguments as one string.
 
@@ -128,6 +128,8 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
         or not all(map(max, map(bool, asked), left_out, other))
         or max(words.values()) > 99
     ):
+        return []
+    if not words and any(_WORDS in line for line in problems):
         return []
     more = [
         fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")

@@ -181,17 +181,16 @@ def _reduction(keys: JobKeys, parallelism: dict[str, Any], performance: dict[str
 def _check_told(keys: JobKeys, devices: int | None, script: str) -> None:
     """Ask for what the file does not have: model, sequence length, and values that a trainer fills in; all at once.
 
-    Where one `script` names the file, only for that.
+    One `script` that names the file may have them.
     """
 
     def unsaid(key: str) -> bool:
         return told(keys.sets, key) is None
 
     nameless = all(map(unsaid, ("model", "model.preset", "model.n_layers")))
-    if script and nameless:
-        raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format('a ds_config.json', script)}")
     if nameless:
-        keys.problem("a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)")
+        whose = PART_OF_A_JOB.format("a ds_config.json", script) if script else ""
+        keys.problem(whose or "a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)")
     if unsaid("data.seqlen"):
         keys.problem("a ds_config.json has no sequence length; add --set data.seqlen=N")
     by_trainer = [key for key in (_BATCH, _MICRO, _STEPS) if keys.get(key) == "auto"]

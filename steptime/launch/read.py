@@ -190,6 +190,8 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
         return "deepspeed"
     if not telling and _is_shell(path, text):  # which reports what it launches
         return kind_started(text, nearby) or "megatron"
+    if not telling and ":::MLLOG" in text:  # github.com/mlcommons/logging
+        raise ConfigError(f"{path}: a log that does not print the job's config; give the config or the script")
     if not telling:
         _complete(path, text)
         known = f"unknown framework; use --from {', '.join([*KINDS, *TABLES])}"

@@ -72,6 +72,8 @@ def entries_of(
     return (found[0], f"{found[1]} ({kind})") if found else None
 
 
+_GPT2 = 50257
+"""Entries of GPT-2's vocab.json."""
 SIZES = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads")
 """Sizes that a job has in common with a preset, whose vocabulary it then has."""
 
@@ -79,17 +81,22 @@ SIZES = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads")
 def of_same_sizes(sizes: Mapping[str, int | None], files: Iterable[str], about: str) -> tuple[int, str] | None:
     """Entries of the presets that have these sizes and whose family the job's names (`about`) name, and the preset.
 
-    None where there is none, two of them differ, or the tokenizer has a name of its own.
+    None where there is none, two of them differ, or the tokenizer has a name of its own. GPT-2's is no SentencePiece model.
 
     >>> sizes = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "n_kv_heads": 4}
     >>> of_same_sizes(sizes, ["your tokenizer path"], "yi15/pretrain_yi15_6b.sh"), of_same_sizes(sizes, [], "pretrain.sh")
     ((64000, "yi-6b's, whose other sizes the job has,"), None)
+    >>> sizes = {"n_layers": 96, "hidden_sz": 12288, "inter_sz": 49152, "n_q_heads": 96, "n_kv_heads": 96}
+    >>> of_same_sizes(sizes, ["tokenizer.model"], "gpt3/run.log"), of_same_sizes(sizes, [], "gpt3/run.log")
+    (None, (50257, "gpt3-175b's, whose other sizes the job has,"))
     """
+    files = [*files]
     if any(_is_own(name) for name in files):
         return None
     named = {name: read_model(name) for name in model_names() if re.search(_family(name), about.lower())}
     same = {name: model for name, model in named.items() if all(getattr(model, key) == sizes[key] for key in sizes)}
-    if len({model.vocab_sz for model in same.values()}) != 1:
+    counts = {model.vocab_sz for model in same.values()}
+    if len(counts) != 1 or (counts == {_GPT2} and any(name.endswith(".model") for name in files)):
         return None
     name, model = next(iter(same.items()))
     return int(model.vocab_sz), f"{name}'s, whose other sizes the job has,"

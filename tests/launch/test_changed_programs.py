@@ -53,6 +53,27 @@ def test_a_config_of_some_of_the_flags_is_not_taken_for_that_of_all(tmp_path: Pa
     assert job_of(tmp_path, GPT2).model.n_layers == 4
 
 
+@pytest.mark.parametrize(
+    ("test", "frozen"),
+    [("'mtp' not in name", True), ("any(k in name for k in ('q', 'k'))", True), ("args.freeze", False)],
+)
+def test_a_program_that_trains_a_part_of_the_weights(tmp_path: Path, test: str, frozen: bool) -> None:
+    """Which weights the names decide; whether there are any, an option of the program does."""
+    loop = f"    for name, p in model.named_parameters():\n        if {test}:\n            p.requires_grad = False\n"
+    code = OF_FLAGS.replace("    return ", f"    model = GPTModel(config)\n{loop}    return ")
+    (tmp_path / "pretrain_gpt.py").write_text(code, encoding="utf-8")
+    if frozen:
+        line = problem_of(tmp_path, GPT2)
+        assert "pretrain_gpt.py: frozen weights, set up by its code; not modeled" in line
+    else:
+        assert job_of(tmp_path, GPT2).model.n_layers == 4
+
+
+def test_a_fraction_that_is_no_number(tmp_path: Path) -> None:
+    flags = f"{GPT2} --use-distributed-optimizer --optimizer-cpu-offload --use-precision-aware-optimizer"
+    assert problem_of(tmp_path, f"{flags} --optimizer-offload-fraction half").endswith("expected a number (got 'half')")
+
+
 def test_a_variable_that_the_program_reads_for_its_model_is_told(tmp_path: Path) -> None:
     (tmp_path / "pretrain_gpt.py").write_text(OF_FLAGS, encoding="utf-8")
     assert job_of(tmp_path, GPT2, "export LOCAL_RANK=0\nexport OTHER=1\n").model.n_layers == 4

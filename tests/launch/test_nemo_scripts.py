@@ -44,6 +44,24 @@ def test_a_script_of_the_launcher_has_the_config_that_it_names(tmp_path: Path) -
     assert plan["data"]["gbs"] == 64
 
 
+def test_the_config_in_a_log_is_that_of_rank_0(tmp_path: Path) -> None:
+    """srun --label: other ranks' lines come before the config and within it; 16 nodes of 8 devices over tp 4."""
+    heading = "[NeMo I 2024-09-29 16:06:43 pretraining:70]\n\n************** Experiment configuration ***********"
+    told = [f"  0:   {line}" for line in f"{heading}\n[NeMo I 2024]\n{CONFIG}\n".splitlines()]
+    log = [
+        "+ srun -l python",
+        " 17: x: 1: started",
+        *told[:9],
+        " 18: :::MLLOG {}",
+        *told[9:],
+        "  0: GPU available: True",
+    ]
+    plan = written(tmp_path, "result_0.txt", "\n".join(log)).config
+    assert (plan["model"]["n_layers"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (8, 32, 64)
+    (line,) = asked(tmp_path, "result_1.txt", ':::MLLOG {"key": "init_start", "value": null}\n')
+    assert line == "a log that does not print the job's config; give the config or the script"
+
+
 def test_a_tokenizer_file_to_be_filled_in_leaves_the_configs_own(tmp_path: Path) -> None:
     """The config names GPT-2's tokenizer, 50,257 entries; a file that is given is the job's, and unknown."""
     config = tmp_path / "launcher_scripts" / "conf" / "training" / "gpt3" / "own.yaml"

@@ -166,6 +166,7 @@ def launch(text, **env):
         ("torchrun --standalone --nproc_per_node=gpu train.py", ["torchrun"], 1, None, None, "train.py"),
         ("torchrun --nnodes=1:4 --nproc_per_node=8 train.py", ["torchrun"], 4, 8, 32, "train.py"),
         ("python -m torch.distributed.launch --nproc_per_node 2 --nnodes 3 train.py", ["torchrun"], 3, 2, 6, "train.py"),
+        ("exec hyperpodrun --nnodes=3 --nproc-per-node=2 --tee=3 train.py", ["torchrun"], 3, 2, 6, "train.py"),
         ("python3 -u -m torch.distributed.run --nproc_per_node 2 -m pkg.train --x", ["torchrun"], 1, 2, 2, "pkg.train"),
         ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file x.toml", ["torchrun"], 1, 8, 8, "torchtitan.train"),
         ("srun -N 2 --ntasks-per-node=8 python train.py", ["srun"], 2, 8, 16, "train.py"),

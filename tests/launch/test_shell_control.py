@@ -109,6 +109,20 @@ def test_options_that_are_not_given_are_not_set():
     assert words(text, **{"1": "-z"}) == ["--deepspeed"]
 
 
+def test_an_end_by_the_script_s_own_values_is_told():
+    """bash exits with 1 on line 2; where an unset variable leads there, or after the launch, nothing is told."""
+    check = "V=${V:-3}\nif [ $V = 2 ]; then L=32; H=64; else exit 1; fi\n"
+    found = read_script(f"{check}torchrun t.py $L $H", "run.sh", {})
+    ends = "line 2 ends the script: exit 1"
+    assert [word.unresolved[0].told("") for word in found.arguments] == [
+        f"${name} has no value ({ends}); write {name}=... before the command" for name in "LH"
+    ]
+    assert f"{ends}; what follows is read all the same" in found.notes
+    unsure = 'if [ -z "$HERE" ]; then exit 1; fi\ntorchrun t.py\nif [ 1 = 1 ]; then exit 1; fi'
+    for text, env in ((f"{check}torchrun t.py $L $H", {"V": "2"}), (unsure, {})):
+        assert not any("ends the script" in note for note in read_script(text, "run.sh", env).notes)
+
+
 def test_the_length_of_an_array_with_another_that_is_not_set_is_open():
     """bash makes no word of "${A[@]}" then; a file that sources the script may have set it."""
     (word, *_) = read_script('B=("${A[@]}" x)\ntorchrun t.py ${#B[@]}', "run.sh", {}).arguments

@@ -110,14 +110,14 @@ def test_a_script_for_both_of_ms_swifts_launchers_is_of_the_one_that_runs(
 
 
 def test_nodes_that_a_script_counts_in_its_list(tmp_path: Path) -> None:
-    """2 nodes of 8 processes by the header of PBS: 16 devices over tp 2; without it the user gives the nodes."""
+    """2 nodes of 8 processes by the header of PBS: 16 devices over tp 2; without it the user gives a number."""
     header = "#PBS -l select=2:system=polaris\n"
     script = "#!/bin/bash\n%sN=$(cat $PBS_NODEFILE | uniq | wc -l)\n"
     script += f"mpirun -np $((N * 8)) python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
     assert written(tmp_path, "run.sh", script % header).config["parallelism"]["dp"] == 8
     (line,) = asked(tmp_path, "run.sh", script % "")
     assert "number of nodes unknown, which $(cat $PBS_NODEFILE | uniq | wc -l) in line 2 counts" in line
-    assert line.endswith("; add --set hardware.nodes=N")
+    assert line.endswith("; add --set devices=N")
     nodes = {"hardware.nodes": 2}
     assert to_job(written(tmp_path, "run.sh", script % "", **nodes), SETS | nodes).parallelism.dp == 8
 
@@ -151,6 +151,40 @@ def test_a_node_has_a_line_for_each_of_its_processes_in_the_list_of_pbs(
     script = f"#!/bin/bash\n#PBS -l select=2:ncpus=32:mpiprocs=4:ngpus=4\nN=$({count})\n"
     script += f"mpirun -np {processes} python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
     assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
+
+
+def test_keys_that_yq_and_jq_print(tmp_path: Path) -> None:
+    """yq '.a.b' FILE and jq -r .a FILE of a file that is there; of another one a command is asked for."""
+    (tmp_path / "size.yaml").write_text("training:\n  num_layers: 14\n  lr: 1.0e-5\n", encoding="utf-8")
+    (tmp_path / "batch.json").write_text('{"micro": "4"}', encoding="utf-8")
+    script = "C=./size.yaml\nL=$(yq '.training.num_layers' $C)\nB=$(jq -r .micro batch.json)\n"
+    script += f"torchrun --nproc_per_node 2 --nnodes 1 pretrain_gpt.py {GPT} --num-layers $L --micro-batch-size $B"
+    job = to_job(written(tmp_path, "run.sh", script), SETS)
+    assert (job.model.n_layers, job.data.microbatch_sz) == (14, 4)
+    (tmp_path / "size.yaml").unlink()
+    assert "$(yq '.training.num_layers' $C) in line 2 is a command" in asked(tmp_path, "run.sh", script)[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "while getopts l:b: o; do case $o in l) L=$OPTARG ;; b) B=$OPTARG ;; esac; done\n",
+        "while [ $# -gt 0 ]; do case $1 in -l) L=$2 ;; -b) B=$2 ;; esac; shift 2; done\n",
+    ],
+)
+def test_sizes_that_the_arguments_give(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str) -> None:
+    """0 layers are none: one line asks for the arguments, with which 3 layers and 6 sequences are read."""
+    script = f"L=0\nB=0\n{options}torchrun --nproc_per_node 2 --nnodes 1 pretrain_gpt.py {GPT}"
+    script += " --num-layers $L --micro-batch-size $B --global-batch-size 12"
+    (line,) = asked(tmp_path, "run.sh", script)
+    assert line == (
+        "--num-layers, --micro-batch-size: 0 without the script's arguments; pass script and arguments as one string: "
+        "'SCRIPT ARG ...'"
+    )
+    job = to_job(read("auto", f"{tmp_path / 'run.sh'} -l 3 -b 6", SETS), SETS)
+    assert (job.model.n_layers, job.data.microbatch_sz) == (3, 6)
+    assert main(["--from", "auto", str(tmp_path / "run.sh"), "--machine", "dgx-h100"]) == 2
+    assert "to go on" not in capsys.readouterr().err
 
 
 def test_a_program_that_is_an_argument_is_asked_for(tmp_path: Path) -> None:
@@ -316,6 +350,22 @@ def test_the_number_that_a_launcher_of_part_of_a_node_asks_for(each: int, key: s
     assert line.endswith(f"in line 1 counts; add --set {key}=N")
     told = machine | {key: 2 if each == 8 else 8}
     assert to_job(written(tmp_path, "run.sh", script, **told), SETS | told).parallelism.devices == 2 * each
+
+
+@pytest.mark.parametrize("launch", ["srun -N $N", "srun -n $((N * 4))", "mpirun -np $((N * 4))"])
+def test_the_devices_that_a_node_list_does_not_tell(launch: str, tmp_path: Path) -> None:
+    """4 processes on each node by a header or a product: devices are asked for, and no nodes for the batch that they scale."""
+    script = "#!/bin/bash\n#SBATCH --ntasks-per-node=4\nN=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\n"
+    script += f"{launch} python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}"
+    machine = {"hardware.node_type": "dgx-h100"}
+    (line,) = asked(tmp_path, "run.sh", script, **machine)
+    assert line.endswith("in line 3 counts; add --set devices=N")
+    told = machine | {"devices": 8}
+    assert to_job(written(tmp_path, "run.sh", script, **told), SETS | told).parallelism.devices == 8
+    batch, line = asked(tmp_path, "run.sh", f"{script} --global-batch-size $((N * 8))", **machine)
+    assert "--global-batch-size" in batch
+    assert batch.endswith("in line 3 counts; write the value into the script")
+    assert line.endswith("add --set devices=N")
 
 
 def test_the_partition_of_a_header_decides_which_command_runs(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from base64 import urlsafe_b64decode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 
 from steptime.base.config import ConfigError
@@ -31,25 +31,20 @@ _RANK = re.compile(r"^\s*(\[(?:rank|default)?\d+\]|\d+(?=: ))(?:<std(?:out|err)>
 
 
 def plain_lines(text: str) -> list[str]:
-    r"""The lines of a log without colors; with rank prefixes, only those of the first rank and those without one.
+    r"""The lines of a log without colors; with rank prefixes, only those of rank 0, else the first, and those without one.
 
-    >>> plain_lines("start\n[rank1]:{\n[rank0]:{\n[rank1]:}")
-    ['start', '{', '}']
+    >>> plain_lines("start\n[rank1]:{\n[rank0]:{\n[rank1]:}"), plain_lines("7: a\n3: b")
+    (['start', '{'], ['a'])
     """
-    return list(_lines(text))
-
-
-def _lines(text: str) -> Iterator[str]:
-    first = None
-    for raw in text.splitlines():
-        line = plain(raw)
-        found = _RANK.match(line)
-        if found is None:
-            yield line
-            continue
-        first = first or found[1]
-        if found[1] == first:
-            yield line[found.end() :]
+    lines = [plain(raw) for raw in text.splitlines()]
+    ranks = [_RANK.match(line) for line in lines]
+    said = dict.fromkeys(found[1] for found in ranks if found)
+    kept = next((rank for rank in said if re.sub(r"\D", "", rank) == "0"), next(iter(said), ""))
+    return [
+        line[found.end() :] if found else line
+        for line, found in zip(lines, ranks, strict=True)
+        if not found or found[1] == kept
+    ]
 
 
 def balanced(text: str, start: int) -> str | None:

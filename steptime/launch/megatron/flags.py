@@ -131,7 +131,7 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
                 fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
                 ordered = sorted(named, key=lambda one: int(one[1:]))
                 named = dict.fromkeys(f"{name} ({_flags_with(name[1:], found)})" for name in ordered)
-            yield f"line {number}: {', '.join(named)} have no value; {fix}"
+            yield f"line {number}: {', '.join(named)} have no value{unknown.because}; {fix}"
         else:
             more = f" (and {counted(len(found) - 1, 'other')})" if len(found) > 1 else ""
             told = unknown.told(f"write the value{'s' if more else ''} into the script")

@@ -19,6 +19,8 @@ _TELLING = frozenset({"micro_batch_size", "global_batch_size", "hidden_size", "s
 _TELLING |= {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
 """Flags of which a script of Megatron-LM has at least one."""
 
+_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size", "global_batch_size")
+"""Flags whose value is at least 1."""
 
 _FIX = re.compile(r"pass script and arguments|\b\w+=\.\.\.")
 """A user's fix: one for missing values serves for devices of the same source too."""
@@ -85,6 +87,13 @@ def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> N
         foreign = _is_foreign(script.program)
         where += f"{', which is not a Megatron-LM training script' if foreign else ' with no flags of a model'}; "
     raise ConfigError(f"{keys.source}: {'' if in_yaml else where}{blank or f'its flags have no --num-layers; {fix}'}")
+
+
+def of_options(keys: JobKeys, script: Script | None) -> list[str]:
+    """A line for sizes that are 0 since a script is given none of its arguments; none where there are none."""
+    zeros = [keys.name(key) for key in _SIZES if script and script.wordless and str(keys.get(key)) == "0"]
+    fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
+    return [f"{', '.join(zeros)}: 0 without the script's arguments; {fix}"] if zeros else []
 
 
 def also_unknown(keys: JobKeys, script: Script | None, problems: list[str]) -> list[str]:

@@ -173,7 +173,7 @@ def _cpu_offload(keys: JobKeys) -> dict[str, Any]:
         return {}
     if not keys.on("pin_cpu_grads", default=True):
         keys.leave_out("pin_cpu_grads", "copies to unpinned memory: counted at the rate of pinned copies")
-    found: dict[str, Any] = {"optimizer": float(keys.get("optimizer_offload_fraction") or 0.0)}
+    found: dict[str, Any] = {"optimizer": keys.number("optimizer_offload_fraction")}
     if keys.on("overlap_cpu_optimizer_d2h_h2d"):
         found["overlap"] = True
     if not keys.on("use_precision_aware_optimizer"):

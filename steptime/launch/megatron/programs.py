@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python.config_values import syntax_of
+from steptime.launch.python.program_setup import freezes
 from steptime.launch.reading import LaunchFlag
 
 _TRAINS = re.compile(r"train(?!ed)|tune|sft|fit$|backward|main|run|launch|step$", re.IGNORECASE)
@@ -35,7 +36,7 @@ def own_model(program: str, nearby: NearbyFiles | None, variables: Mapping[str, 
     model.
     """
     code = _over_megatron(program, nearby)
-    found: dict[str, str] = {}
+    found = {program: "frozen weights, set up by its code"} if code and freezes(code) else dict[str, str]()
     for node in ast.walk(syntax_of(code)) if code else ():
         if isinstance(node, ast.Call) and _name(node.func) == "TransformerConfig" and _of_some_flags(node):
             what = "a TransformerConfig of its own from some of its flags, with other defaults for the rest"

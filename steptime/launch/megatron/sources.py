@@ -19,7 +19,7 @@ from steptime.launch.megatron import yaml_arguments
 from steptime.launch.megatron.env_variables import from_outside, put_backend, put_tokenizer, switched_on, with_variables
 from steptime.launch.megatron.flags import arguments_of, keys_of, read_words
 from steptime.launch.megatron.layer_kinds import hybrid_pattern
-from steptime.launch.megatron.missing_facts import also_unknown, by_name, of_no_framework, without_layers
+from steptime.launch.megatron.missing_facts import also_unknown, by_name, of_no_framework, of_options, without_layers
 from steptime.launch.megatron.own_layers import put_own_layers, put_spec
 from steptime.launch.megatron.programs import does_not_train, own_model
 from steptime.launch.megatron.releases import fitting_release, is_legacy
@@ -129,11 +129,12 @@ def _from_words(
         of_no_framework(keys, script, words)
         if not by_name(keys, ("load",) if swift or keys.on("use_checkpoint_args") else ()):
             without_layers(keys, script, words)
-    if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
+    problems = [*said.problems, *of_options(keys, script)]
+    if problems:  # values are missing, so nothing further can be said about the rest except what it is
         flags = [*keys.flags(), *keys.assumed_flags]
         if any(map(is_other_model, flags)):
             raise ConfigError(refusals(path, flags, NOT_MODELED))
-        asked = (*said.problems, *also_unknown(keys, script, said.problems))
+        asked = (*problems, *also_unknown(keys, script, problems))
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node

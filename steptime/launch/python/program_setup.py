@@ -140,24 +140,27 @@ def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:
     quantized = quantizes(code) and not {"load_in_4bit", "load_in_8bit"} & {*given, *own}
     found = [f"quantized weights, {by}"] if quantized else []
     if not sets_up_adapters(code):
-        return [*found, f"frozen weights, {by}"] if _freezes(code) else found
+        return [*found, f"frozen weights, {by}"] if freezes(code) else found
     found += [f"{_MORE[name]}, {by}" for name in _MORE if name in _of_adapters(code)]
     told = "use_peft" in own or any(key.startswith(("lora_", "use_peft", "peft_")) for key in given)
     return found if told else [*found, f"adapters over frozen weights, {by}"]
 
 
-def _freezes(code: str) -> bool:
-    r"""Whether a program excludes weights from training, outside of any `if`.
+def freezes(code: str) -> bool:
+    r"""Whether a program excludes weights from training, outside of any `if` but one of a loop's own variables.
 
-    >>> _freezes("for p in m.parameters():\n  p.requires_grad = False"), _freezes("if a.x: m.requires_grad_(False)")
+    >>> freezes("for p in m.parameters():\n  p.requires_grad = False"), freezes("if a.x: m.requires_grad_(False)")
     (True, False)
+    >>> freezes("for n, p in m.named_parameters():\n  if 'mtp' not in n: p.requires_grad = False")
+    True
     """
-    left: list[ast.AST] = [syntax_of(code)]
+    tree = syntax_of(code)
+    targets = (node.target for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension))
+    loops = {"__name__", "any", "all", *(name for target in targets for name in _names(target))}
+    left: list[ast.AST] = [tree]
     while left:
         node = left.pop()
-        if isinstance(node, ast.If | ast.IfExp) and "__name__" not in {
-            last_name(n) for n in ast.iter_child_nodes(node.test)
-        }:
+        if isinstance(node, ast.If | ast.IfExp) and not _names(node.test) <= loops:
             continue
         named = [last_name(target) for target in node.targets] if isinstance(node, ast.Assign) else []
         set_ = node.value if isinstance(node, ast.Assign) and "requires_grad" in named else None
@@ -167,3 +170,8 @@ def _freezes(code: str) -> bool:
             return True
         left += ast.iter_child_nodes(node)
     return False
+
+
+def _names(node: ast.AST) -> set[str]:
+    """The variables in an expression."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}

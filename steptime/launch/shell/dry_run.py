@@ -12,7 +12,7 @@ from steptime.launch.shell.control_flow import Command, ControlFlow, ExitError, 
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.own_commands import own_command
 from steptime.launch.shell.printed import output
-from steptime.launch.shell.scope import Scope, Value, clean
+from steptime.launch.shell.scope import Scope, Unknown, Value, clean
 from steptime.launch.shell.slurm import submitted
 from steptime.launch.shell.statements import ASSIGNMENT, Function, Simple, Statement, Subshell
 
@@ -46,6 +46,7 @@ class DryRun(ControlFlow):
     def __init__(self, name: str, scope: Scope, nearby: NearbyFiles) -> None:
         super().__init__(name, scope, nearby)
         self.scope.output = partial(output, self)
+        self.before_end = 0  # commands until the script ends with an error, and is read on
 
     def script(self, nodes: list[Statement]) -> None:
         """Interpret a whole script."""
@@ -96,6 +97,8 @@ class DryRun(ControlFlow):
             self.included(job, [], [])
         elif first == "exit" and (not rest or rest[0].text == "0" or self.within):
             raise ExitError(rest[0].text if rest else "0")
+        elif first == "exit":
+            self.ends(rest[0].text, node.line)
         elif first in self.functions and self.depth < _DEEPEST:
             if node.piped:
                 return self.subshell(Subshell([node._replace(piped=False)]))
@@ -105,6 +108,13 @@ class DryRun(ControlFlow):
         elif not (script and self.included(script[0].text, script[1:], launcher)) and not self.inner(fields, node.line):
             self.commands.append(Command(fields, node.line, self.doubt, values=dict(self.scope.values)))
         return "ran"
+
+    def ends(self, status: str, line: int) -> None:
+        """Record that the script surely ends with an error here; it is read on, since its variables may be others in its job."""
+        if status.isdecimal() and not self.doubt and not self.scope.ended.why:
+            unset = self.blame.variable
+            why = f"line {line} ends the script: exit {status}{f', since ${unset} has no value' if unset else ''}"
+            self.scope.ended, self.before_end = Unknown(why, unset), len(self.commands)
 
     def call(self, function: Function, words: list[Value]) -> Outcome:
         """A function of the script with these words."""

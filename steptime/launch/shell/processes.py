@@ -115,13 +115,15 @@ class Size:
     """What is unclear about them, and the user's fix."""
     default: str = ""
     """The launcher's default that counts, where the command leaves nodes or processes per node to it."""
+    in_devices: bool = False
+    """Whether the number of devices is asked for where that of nodes is unknown: these may use a part of each node."""
 
 
 def size_of(words: list[Word], launchers: list[str], variables: Mapping[str, str]) -> Size:
     """Nodes, devices per node and devices of a launch.
 
     >>> size_of([Word("torchrun", 1), Word("--nproc-per-node=8", 1)], ["torchrun"], {})
-    Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes')
+    Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes', in_devices=False)
     """
     visible, on_node = _visible(variables), variables.get(DEVICES_ON_NODE)
     variables = {**variables, **({DEVICES_ON_NODE: str(visible)} if visible else {})}
@@ -161,7 +163,8 @@ def size_of(words: list[Word], launchers: list[str], variables: Mapping[str, str
 def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str], on_node: str | None) -> Size:
     """What the launchers' options state, and what to do about those without a value.
 
-    The user's hardware.nodes are nodes with all `on_node` devices of the machine, so that for fewer the devices are asked for.
+    The user's hardware.nodes are nodes with all `on_node` devices of the machine, so that for fewer, or for a number of processes
+    in all, the devices are asked for.
     """
     missing, size = dict[str, Unknown](), Size()
     for launcher in launchers:
@@ -181,7 +184,11 @@ def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str
                 missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text} is to be filled in")
             elif what == "nodes" and text != "-1":  # deepspeed launcher/runner.py: all nodes of the hostfile
                 missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text!r} is no number of nodes")
-    if size.per_node is not None and str(size.per_node) != on_node:
+    each = str(size.per_node or variables.get("SLURM_NTASKS_PER_NODE", on_node))
+    size.in_devices = bool(missing) and (
+        each != on_node or _option(words, LAUNCHERS[launchers[-1]].devices) is not None
+    )
+    if size.in_devices:
         missing = {place: each.in_devices() for place, each in missing.items()}
     size.unclear = _asked(missing)
     return size
@@ -237,14 +244,18 @@ def _by_hosts(size: Size, words: list[Word], variables: Mapping[str, str]) -> No
     if (included := _option(words, ("--include", "-i"))) is not None:
         size.nodes, size.devices = _included(included.text)
     elif _option(words, ("--hostfile", "-H", "-hostfile")) is None:
-        counts = (text for name, text in variables.items() if name.lower() in {"num_gpus", "world_size"})
-        numbers = (text for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text) and not size.per_node)
-        counted = next(numbers, None)
+        counts = (name for name in variables if name.lower() in {"num_gpus", "world_size"} and not size.per_node)
+        counted = next((name for name in counts if re.fullmatch(r"[1-9]\d{0,6}", variables[name])), None)
         every = "" if size.per_node else "every device of "
         there = _visible(variables) or int(variables.get(DEVICES_ON_NODE, 0)) or None
-        size.devices, size.per_node = int(counted) if counted else None, size.per_node or (None if counted else there)
+        size.per_node = size.per_node or (None if counted else there)
         if size.per_node:
             size.nodes, size.default = 1, f"deepspeed, {every}one node without a hostfile"
+        elif counted:
+            size.devices, size.default = (
+                int(variables[counted]),
+                f"{counted} of the script, which deepspeed is not given",
+            )
 
 
 _PER_NODE, _SEEN = ("NPROC_PER_NODE", "GPUS_PER_NODE"), ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

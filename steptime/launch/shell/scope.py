@@ -39,6 +39,8 @@ class Unknown(NamedTuple):
     """The texts that it may be, where an undecided test gives it one of several and some of them are flags."""
     nodes: str = ""
     """The command that prints it, where that lists the nodes of the job."""
+    because: str = ""
+    """What may be behind it, in brackets, or ""."""
 
     @property
     def part(self) -> Unknown:
@@ -62,7 +64,7 @@ class Unknown(NamedTuple):
         known = {"": otherwise, NODES_OF_JOB: "add --set hardware.nodes=N", DEVICES_OF_JOB: "add --set devices=N"}
         known[DEVICES_ON_NODE] = "add --set hardware.node_type=NAME"
         words = "pass script and arguments as one string: 'SCRIPT ARG ...'" if self.variable.isdecimal() else ""
-        return f"{self.why}; {known.get(self.variable) or words or f'write {self.variable}=... before the command'}"
+        return f"{self.why}{self.because}; {known.get(self.variable) or words or f'write {self.variable}=... before the command'}"
 
     def told_or(self, setting: str) -> str:
         """The reason, and the user's fix where a setting can stand for the value.
@@ -118,6 +120,8 @@ class Scope:
         """What $(...), its words and text, in a line prints: a function of the script, or tests; None where that is not known."""
         self.sourced: list[str] = []
         """Files that the script sources and that are not read."""
+        self.ended = Unknown("")
+        """Where and why the script surely ends with an error, after which it is read on; "" where it does not."""
         self.required: list[str] = []
         """Arguments of the script without which it stops: those of ${1:?...} that are not given."""
 
@@ -140,6 +144,8 @@ class Scope:
         cause = Unknown(f"${name} has no value", name if re.fullmatch(r"\w+", name) else "")
         if argument := next((found[1] for line in self.sourced if (found := _SOURCES_ARGUMENT.search(line))), ""):
             cause = Unknown(f"${name} has no value, and the script sources ${argument}", argument)
+        elif self.ended.why:
+            cause = cause._replace(because=f" ({self.ended.why})")
         elif self.sourced:
             missing = f"{self.sourced[0]} was not found; put it in the same folder, or add --with FILE"
             cause = cause._replace(why=f"{cause.why} ({missing})")

@@ -23,7 +23,7 @@ from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import COUNTS, Word, size_of
-from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Value, clean
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Unknown, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
 from steptime.launch.shell.usage import Example, examples_of
@@ -33,6 +33,8 @@ _OFFICIAL = re.compile(
 )
 """As Megatron-DeepSpeed's examples say: TOKENIZER_PATH=.../tokenizer.model # offical llama tokenizer.model"""
 _CONTAINER = re.compile(r"^[^#\n]*nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)", re.MULTILINE)
+
+_TAKES_WORDS = re.compile(r"\bgetopts\b|\$\{?[#@1]")
 
 
 class Script(NamedTuple):
@@ -71,6 +73,8 @@ class Script(NamedTuple):
     """Whose official tokenizer a comment says that the script has, else the number in its variable VOCAB_SIZE, or ""."""
     container: str = ""
     """The version of NVIDIA's PyTorch container that it names, or ""."""
+    wordless: bool = False
+    """Whether it takes arguments and is given none."""
 
     def launched(self) -> list[str]:
         """The note on the nodes and processes that its command states; none where one of them is a launcher's default."""
@@ -107,6 +111,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, nearby:
     found = read(None)
     if "1" not in (env or {}):
         found = _without_words(found, read, next(iter(examples_of(text, name)), None))
+        found = found._replace(wordless=_TAKES_WORDS.search(text) is not None)
     if found.problems:
         raise ConfigError(found.problems)
     return found
@@ -160,6 +165,9 @@ def _read(
     notes = walk.told
     if launch is not None and launch.command.doubt:
         notes += [f"line {launch.command.line} is assumed to run: it depends on {launch.command.doubt.why}"]
+    earlier = walk.commands[: walk.before_end]
+    if launch is not None and (ended := walk.scope.ended).why and not ended.variable and launch.command not in earlier:
+        notes.append(f"{ended.why}; what follows is read all the same")
     if scope.required and positional is not None:
         problems.append(f"{name}: ${scope.required[0]} has no value, and the script stops without it")
     if walk.full:
@@ -194,6 +202,8 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     values = {key: said[0].text for key, said in launch.command.values.items() if said and key not in scope.arrays}
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
+    if size.in_devices:
+        words = [word._replace(unresolved=tuple(map(_without_nodes, word.unresolved))) for word in words]
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
@@ -212,6 +222,11 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
             *_of_commands(words[launch.at :]),
         ),
     )
+
+
+def _without_nodes(unknown: Unknown) -> Unknown:
+    """The same reason, of which the user does not tell the number of nodes."""
+    return unknown._replace(variable="") if unknown.variable == NODES_OF_JOB else unknown
 
 
 def _of_commands(words: list[Word]) -> Iterator[str]:

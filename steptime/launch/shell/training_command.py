@@ -33,6 +33,7 @@ class TrainingCommand(NamedTuple):
 
 _COMMANDS = {name: name for name in LAUNCHERS} | {"mpiexec": "mpirun"}
 _COMMANDS |= {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
+_COMMANDS["hyperpodrun"] = "torchrun"  # pypi.org/project/hyperpod-elastic-agent: torchrun's options and some of its own
 """A word of a command -> the launcher that it is."""
 _WITH_RUN = frozenset({"lightning", "fabric"})
 """Launchers only with their subcommand: an environment may have their name."""
