@@ -114,7 +114,7 @@ def read_as(
         module, function = KINDS.get(kind, ("steptime.launch.primus", "read_primus"))
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, nearby)
     except ConfigError as error:
-        if other := another(kind, text):
+        if other := another(kind, path, text, nearby):
             raise ConfigError(f"{path}: {other}") from None
         raise cut(error) from None
     except RecursionError:
@@ -145,17 +145,18 @@ def is_plan(text: str) -> bool:
     return "model" in sections and runs and sections <= {*Job.model_fields}
 
 
-def another(kind: str, text: str) -> str:
+def another(kind: str, path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     """The message for a text that is not of this kind: another kind's, or not text at all; "" where neither is clear.
 
-    >>> another("deepspeed", "[training]"), another("torchtitan", "[training]")
+    >>> another("deepspeed", "a.toml", "[training]"), another("torchtitan", "a.toml", "[training]")
     ('is a file of torchtitan; try --from torchtitan', '')
     """
     kinds = _kinds(text)
     if kind in kinds:
         return ""
     if kinds:
-        return f"is a file of {kinds[0]}; try --from {kinds[0]}"
+        other = kind_of(path, text, nearby)
+        return f"is a file of {other}; try --from {other}" if other != kind else ""
     return "is not a text file; expected a launch script, config or log" if _garbled(text) else ""
 
 
@@ -181,7 +182,7 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     if set(kinds) <= {"transformers", "deepspeed"} and re.search(_LAUNCHED, text):
         named = (nearby.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
         kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
-    ordered = (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed")
+    ordered = ("primus", *TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed")
     telling = [kind for kind in ordered if kind in kinds]
     if telling[:1] == ["swift"] and re.search(r"\bmegatron (?:sft|pt|rlhf)\b", text):
         return "swift" if _runs_swift(path, text, nearby) else "megatron"  # ms-swift's own launcher of Megatron-Core
