@@ -161,7 +161,7 @@ def _read_over_maxtext(
     defaults, model = (nearby.text(f"primus/configs/{f}") for f in (_MAXTEXT, f"models/maxtext/{name}.yaml"))
     own = {} if model is None else parse_mapping(_filled(model, env), f"{name}.yaml")
     module = {} if defaults is None else parse_mapping(defaults, _MAXTEXT)
-    said = usual | {key: module[key] for key in usual if key in module} | own | overrides
+    said: dict[str, Any] = {**usual, **{key: module[key] for key in usual if key in module}, **own, **overrides}
     said.pop("extends", None)
     others = [said[key] for key in said if key.startswith("ici_") and key != _REST and isinstance(said[key], int)]
     if said.get(_REST) == -1 and prod(others) == _OF_NODE:
