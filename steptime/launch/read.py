@@ -47,7 +47,7 @@ _DUMP = re.compile(rb"(?<!-)-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 _BEGINS = re.compile(r"^[^#\n]*?(?<!-)-{8,} arguments -{8,}", re.MULTILINE)
 _SIZE = re.compile(r"\bhidden_size \.{3,} \d+[ \t\r]*$", re.MULTILINE)  # of Megatron's dump; GPT-NeoX's lines say more
-_NODES, _LAUNCHED = "DGXNNODES", r"\b(?:accelerate|torchrun|deepspeed)\b"  # the first: of MLPerf's jobs
+_NODES, _LAUNCHED = "DGXNNODES", r"\b(?:accelerate|torchrun|deepspeed|srun|deepy\.py)\b"  # the first: of MLPerf's jobs
 _SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"  # by sbatch
 _DS_KEYS = "zero_optimization|train_batch_size|train_micro_batch_size_per_gpu"
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
@@ -167,10 +167,11 @@ def _kinds(text: str) -> list[str]:
     return [kind for kind, pattern in marks.items() if re.search(pattern, text, re.MULTILINE)]
 
 
-def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
+def kind_of(path: str, text: str, nearby: NearbyFiles | None = None, *, outer: bool = True) -> str:
     """The kind of a file for `--from auto`: the most specific whose marks it has; in comments, if nowhere else.
 
-    A script of accelerate or torchrun is of the kind of the config that it names, where that is found `nearby` it.
+    A script of accelerate, torchrun or srun is of the kind of the config that it names, where that is found `nearby` it; an
+    `outer` one without marks is of the kind of the scripts that it runs.
 
     Raises:
         ConfigError: it has no marks of any kind.
@@ -189,11 +190,21 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and _is_shell(path, text):  # which reports what it launches
-        return kind_started(text, nearby) or "megatron"
+        return kind_started(text, nearby) or (_kind_within(path, text, bare, nearby) if outer else "megatron")
     if not telling:
         known = f"unknown framework; use --from {', '.join([*KINDS, *TABLES])}"
         raise ConfigError(f"{path}: {PROGRAM if path.endswith('.py') else known}")
     return telling[0]
+
+
+_SCRIPT = re.compile(r"[\w./-]+\.(?:sh|slurm|sbatch)\b")
+
+
+def _kind_within(path: str, text: str, bare: str, nearby: NearbyFiles) -> str:
+    """The kind of the first script with marks of one that a script runs; `bare`: the script without its comments."""
+    inside = (found for name in _SCRIPT.findall(bare) if (found := nearby.text(name)) and found != text)
+    kinds = (kind_of(path, script, nearby, outer=False) for script in inside)
+    return next((kind for kind in kinds if kind != "megatron"), "megatron")
 
 
 def _runs_swift(path: str, text: str, nearby: NearbyFiles) -> bool:

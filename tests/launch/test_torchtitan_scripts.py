@@ -83,12 +83,15 @@ def test_a_job_is_started_by_torchtitans_own_script(tmp_path, script, dp, nearby
     assert [(layout.tp, layout.dp) for layout in layouts] == [(4, dp)] * 2
 
 
+TP = "--parallelism.tensor_parallel_degree 4"
+
+
 @pytest.mark.parametrize(
     "started",
     [
-        'env NGPU=16 \\\n  MODULE=llama3 CONFIG="${config}" ./run_train.sh --parallelism.tensor_parallel_degree 4',
-        'NGPU=16 CONFIG="$config" ./run_train.sh --parallelism.tensor_parallel_degree 4',
-        "torchrun --nproc_per_node=16 -m torchtitan.train \\\n --parallelism.tensor_parallel_degree 4 --module llama3 --config $config",
+        f'env NGPU=16 \\\n  MODULE=llama3 CONFIG="${{config}}" ./run_train.sh {TP}',
+        f'NGPU=16 CONFIG="$config" ./run_train.sh {TP}',
+        f"torchrun --nproc_per_node=16 -m torchtitan.train \\\n {TP} --module=llama3 --config $config",
     ],
 )
 def test_of_the_jobs_of_a_loop_the_first_is_read_and_told(tmp_path, started):
