@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
@@ -58,3 +59,13 @@ def test_an_axis_of_minus_one_has_what_the_others_leave_of_a_node(tmp_path, fsdp
     """8 devices: 8 / (8 * 1) = 1 is no axis; 8 / (4 * 1) = 2 is one that is not modeled."""
     reading = read("auto", written(tmp_path, fsdp, tp), SETS)
     assert [flag.name for flag in reading.flags if flag.status == "unmodeled"] == left
+
+
+def test_states_in_16_bits_are_half_of_those_in_mixed_precision(tmp_path):
+    """69 G parameters of 2 + 2 + 4 bytes, 514 GiB, fit on 8 devices of 79 GiB; 16 bytes would not, and are asked for devices."""
+    sets = {"hardware.node_type": "h100"}
+    assert to_job(read("auto", written(tmp_path), sets), sets).parallelism.devices == 8
+    path = tmp_path / "fp32.yaml"
+    path.write_text(JOB.format(fsdp=8, tp=1) + "      weight_dtype: float32\n")
+    with pytest.raises(ConfigError, match="1,028 GiB of states do not fit on 8 devices"):
+        to_job(read("auto", str(path), sets), sets)
