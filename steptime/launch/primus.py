@@ -1,7 +1,7 @@
-"""Primus: the arguments of Megatron-LM in YAML, or torchtitan's config, with the defaults and the model's file of Primus.
+"""Primus: the arguments of Megatron-LM in YAML, or the config of torchtitan or MaxText, with Primus's defaults and model's file.
 
-Source: AMD-AGI/Primus@fd1eeabb primus/configs/modules/torchtitan/pre_trainer.yaml (the defaults),
-primus/configs/models/torchtitan/ (a model's name, flavor and converters),
+Source: AMD-AGI/Primus@fd1eeabb primus/configs/modules/torchtitan/ and maxtext/pre_trainer.yaml (the defaults),
+primus/configs/models/torchtitan/ (a model's name, flavor and converters), primus/configs/models/maxtext/ (model_name),
 primus/backends/torchtitan/models/deepseek_v3/__init__.py (the classic attention).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from steptime.base.config import ConfigError, near, show
@@ -22,6 +23,7 @@ from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import Env, Reading, Sets
 from steptime.launch.torchtitan.flavors import models
 from steptime.launch.torchtitan.job_config import read_torchtitan
+from steptime.launch.trainers.trainer_plan import read_trainer
 
 _FLOAT8 = "-fp8"
 """The end of a model's file that adds torchao's float8 to the one without it."""
@@ -134,12 +136,14 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
     if not isinstance(overrides, dict):
         raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
     framework = trainer.get("framework", "megatron")
-    if framework not in ("megatron", "torchtitan"):
-        what = f"modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
+    if framework not in ("megatron", "torchtitan", "maxtext"):
+        what = f"modules.pre_trainer.framework {framework}: only megatron's, torchtitan's and maxtext's are read"
         raise ConfigError(f"{path}: {what}")
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     if framework == "torchtitan":
         return read_over_torchtitan(path, trainer, name, env, sets, nearby)
+    if framework == "maxtext":
+        return _read_over_maxtext(path, overrides, name, env, sets, nearby)
     preset = preset_of(name)
     both = _model_file(f"{name}.yaml", env, nearby) | overrides
     said = {key: str(value) for key, value in flatten(both).items() if value is not None}
@@ -147,6 +151,31 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
     with_own = {"preset": preset} | own["with"] if re.search(own["names"], name) else preset
     model = {"model": with_own} if preset and "num_layers" not in said else {}
     return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
+
+
+def _read_over_maxtext(
+    path: str, overrides: Mapping[str, Any], name: str, env: Env, sets: Sets, nearby: NearbyFiles
+) -> Reading:
+    """The job of MaxText's keys in `overrides`, with its model's file `name`, or the model of that name."""
+    usual: dict[str, Any] = load_table("primus").raw["maxtext"]
+    defaults, model = (nearby.text(f"primus/configs/{f}") for f in (_MAXTEXT, f"models/maxtext/{name}.yaml"))
+    own = {} if model is None else parse_mapping(_filled(model, env), f"{name}.yaml")
+    module = {} if defaults is None else parse_mapping(defaults, _MAXTEXT)
+    said: dict[str, Any] = {**usual, **{key: module[key] for key in usual if key in module}, **own, **overrides}
+    said.pop("extends", None)
+    others = [said[key] for key in said if key.startswith("ici_") and key != _REST and isinstance(said[key], int)]
+    if said.get(_REST) == -1 and prod(others) == _OF_NODE:
+        said.pop(_REST)  # what the other axes leave of the devices of a node (MaxText's fill_unspecified_mesh_axes): 1
+    preset = preset_of(name) if model is None else None
+    return read_trainer(
+        "maxtext", path, json.dumps(said), env, ({"model": preset} if preset else {}) | dict(sets or {})
+    )
+
+
+_MAXTEXT = "modules/maxtext/pre_trainer.yaml"
+_REST = "ici_tensor_sequence_parallelism"
+_OF_NODE = 8
+"""GPUS_PER_NODE of examples/run_pretrain.sh."""
 
 
 def _filled(text: str, env: Env) -> str:

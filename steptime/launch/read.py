@@ -48,7 +48,7 @@ _DUMP = re.compile(rb"(?<!-)-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 _BEGINS = re.compile(r"^[^#\n]*?(?<!-)-{8,} arguments -{8,}", re.MULTILINE)
 _SIZE = re.compile(r"\bhidden_size \.{3,} \d+[ \t\r]*$", re.MULTILINE)  # of Megatron's dump; GPT-NeoX's lines say more
-_NODES, _LAUNCHED = "DGXNNODES", r"\b(?:accelerate|torchrun|deepspeed)\b"  # the first: of MLPerf's jobs
+_NODES, _LAUNCHED = "DGXNNODES", r"\b(?:accelerate|torchrun|deepspeed|srun|deepy\.py)\b"  # the first: of MLPerf's jobs
 _SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"  # by sbatch
 _DS_KEYS = "zero_optimization|train_batch_size|train_micro_batch_size_per_gpu"
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
@@ -115,7 +115,7 @@ def read_as(
         module, function = _READERS[kind]
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, nearby)
     except ConfigError as error:
-        if other := another(kind, text):
+        if other := another(kind, path, text, nearby):
             raise ConfigError(f"{path}: {other}") from None
         raise cut(error) from None
     except RecursionError:
@@ -146,17 +146,18 @@ def is_plan(text: str) -> bool:
     return "model" in sections and runs and sections <= {*Job.model_fields}
 
 
-def another(kind: str, text: str) -> str:
+def another(kind: str, path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     """The message for a text that is not of this kind: another kind's, or not text at all; "" where neither is clear.
 
-    >>> another("deepspeed", "[training]"), another("torchtitan", "[training]")
+    >>> another("deepspeed", "a.toml", "[training]"), another("torchtitan", "a.toml", "[training]")
     ('is a file of torchtitan; try --from torchtitan', '')
     """
     kinds = _kinds(text)
     if kind in kinds:
         return ""
     if kinds:
-        return f"is a file of {kinds[0]}; try --from {kinds[0]}"
+        other = kind_of(path, text, nearby)
+        return f"is a file of {other}; try --from {other}" if other != kind else ""
     return "is not a text file; expected a launch script, config or log" if _garbled(text) else ""
 
 
@@ -167,10 +168,11 @@ def _kinds(text: str) -> list[str]:
     return [kind for kind, pattern in marks.items() if re.search(pattern, text, re.MULTILINE)]
 
 
-def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
+def kind_of(path: str, text: str, nearby: NearbyFiles | None = None, *, outer: bool = True) -> str:
     """The kind of a file for `--from auto`: the most specific whose marks it has; in comments, if nowhere else.
 
-    A script of accelerate or torchrun is of the kind of the config that it names, where that is found `nearby` it.
+    A script of accelerate, torchrun or srun is of the kind of the config that it names, where that is found `nearby` it; an
+    `outer` one without marks is of the kind of the scripts that it runs.
 
     Raises:
         ConfigError: it has no marks of any kind.
@@ -182,14 +184,14 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None) -> str:
     if set(kinds) <= {"transformers", "deepspeed"} and re.search(_LAUNCHED, text):
         named = (nearby.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
         kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
-    ordered = (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed")
+    ordered = ("primus", *TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed")
     telling = [kind for kind in ordered if kind in kinds]
     if telling[:1] == ["swift"] and re.search(r"\bmegatron (?:sft|pt|rlhf)\b", text):
         return "swift" if _runs_swift(path, text, nearby) else "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and _is_shell(path, text):  # which reports what it launches
-        return kind_started(text, nearby) or "megatron"
+        return kind_started(text, nearby) or (_kind_within(path, text, bare, nearby) if outer else "megatron")
     if not telling and ":::MLLOG" in text:  # github.com/mlcommons/logging
         raise ConfigError(f"{path}: a log that does not print the job's config; give the config or the script")
     if not telling:
@@ -212,6 +214,16 @@ def _complete(path: str, text: str) -> None:
             tomllib.loads(text)
         except ValueError as error:
             raise ConfigError(f"{path}: not valid TOML ({error})") from None
+
+
+_SCRIPT = re.compile(r"[\w./-]+\.(?:sh|slurm|sbatch)\b")
+
+
+def _kind_within(path: str, text: str, bare: str, nearby: NearbyFiles) -> str:
+    """The kind of the first script with marks of one that a script runs; `bare`: the script without its comments."""
+    inside = (found for name in _SCRIPT.findall(bare) if (found := nearby.text(name)) and found != text)
+    kinds = (kind_of(path, script, nearby, outer=False) for script in inside)
+    return next((kind for kind in kinds if kind != "megatron"), "megatron")
 
 
 def _runs_swift(path: str, text: str, nearby: NearbyFiles) -> bool:

@@ -13,6 +13,7 @@ from steptime.hardware.machine import machine_names
 from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.model.blocks import n_params
+from steptime.software.state_bytes import state_bytes
 
 Env: TypeAlias = "Mapping[str, str] | None"
 """Variables of the environment, and the words and counts that the user gives, by name."""
@@ -207,14 +208,15 @@ def _holds_states(reading: Reading, job: Job) -> None:
     """Raise where the devices are only those that the launcher takes by default, and their memory is less than the states.
 
     Weights, gradients, masters and moments in mixed precision are 16 bytes a parameter (Rajbhandari et al. 2020, section 3.1),
-    a frozen one takes at least half a byte.
+    less where all of them are in 16 bits; a frozen one takes at least half a byte.
 
     Raises:
         ConfigError: one line.
     """
     if (taken := _taken(reading)) is None:
         return
-    states = (16.0 if job.model.lora is None else 0.5) * n_params(job.model, job.data.seqlen)
+    trained = min(16.0, sum(state_bytes(job.software.states, job.software.bytes_of)))
+    states = (trained if job.model.lora is None else 0.5) * n_params(job.model, job.data.seqlen)
     memory = job.machine.accelerator.memory_bytes
     named = any(flag.name == "distributed_type" for flag in reading.flags)
     alone = taken.note.startswith("parallelism.dp: accelerate launch") and not named and not job.zero_level

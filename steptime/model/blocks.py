@@ -72,7 +72,7 @@ def tuned(model: Model, ops: list[Op], shard: Shard) -> list[Op]:
         return ops
     from steptime.model.lora_ops import adapted
 
-    return adapted(ops, model.lora, shard)
+    return adapted(ops, model.lora, model, shard)
 
 
 def layers(model: Model) -> list[tuple[Layer, int]]:
@@ -159,7 +159,7 @@ def embedding_ops(model: Model, shard: Shard) -> list[Op]:
         return ops
     from steptime.model.lora_ops import adapted, without_backward
 
-    return without_backward(adapted(ops, model.lora, shard))
+    return without_backward(adapted(ops, model.lora, model, shard))
 
 
 def head_ops(model: Model, shard: Shard) -> list[Op]:

@@ -16,13 +16,20 @@ from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
+    from steptime.model.model import Model
     from steptime.model.shard import Shard
 
 FP32 = 4.0
 """Bytes of one fp32 number."""
+_APART = frozenset({"litgpt", "litgpt-ddp"})
+"""Software that has an A and a B for each of q, k and v of one projection.
+
+Source: Lightning-AI/litgpt@b042058e litgpt/lora.py, LoRAQKVLinear: A has rank rows for each that has an adapter, B the rows of
+these, whose product with their own part of A's output is padded with zeros to the projection's.
+"""
 
 
-def adapted(ops: list[Op], lora: Lora, shard: Shard) -> list[Op]:
+def adapted(ops: list[Op], lora: Lora, model: Model, shard: Shard) -> list[Op]:
     """The ops of a part with its parameters frozen and adapters added to its projections."""
     found: list[Op] = []
     rest = iter(ops)
@@ -32,7 +39,7 @@ def adapted(ops: list[Op], lora: Lora, shard: Shard) -> list[Op]:
             found.append(unpack(op))
             still = replace(still, temp_bytes=op.k * op.n * op.itemsize)
         if isinstance(op, Gemm) and isinstance(still, Gemm) and lora.adapts(op):
-            found += with_adapter(op, still, lora, shard, rest)
+            found += with_adapter(op, still, lora, sizes_of(op, lora, model, shard), shard, rest)
         else:
             found.append(still)
     return found
@@ -69,17 +76,28 @@ def without_backward(ops: list[Op]) -> list[Op]:
     return [replace(op, backward=None) if isinstance(op, Comm) else op for op in ops]
 
 
-def with_adapter(op: Gemm, still: Gemm, lora: Lora, shard: Shard, rest: Iterator[Op]) -> list[Op]:
+def sizes_of(op: Gemm, lora: Lora, model: Model, shard: Shard) -> tuple[int, Num]:
+    """Rows of A and of B beside a projection."""
+    if op.name != "attn.qkv" or shard.software.name.partition("@")[0] not in _APART:
+        return lora.rank, op.params[0].shape[0]
+    heads = {"q_proj": model.n_q_heads, "k_proj": model.n_kv_heads, "v_proj": model.n_kv_heads}
+    own = [count for target, count in heads.items() if target in lora.targets]
+    return lora.rank * len(own), sum(own) * model.head_dim
+
+
+def with_adapter(
+    op: Gemm, still: Gemm, lora: Lora, sizes: tuple[int, Num], shard: Shard, rest: Iterator[Op]
+) -> list[Op]:
     """A frozen projection and its adapter: dropout, A, B, the scale and the sum.
 
-    `rest`: the ops after it, of which a row-parallel projection's own collective comes before its adapter.
+    `sizes`: rows of A and of B. `rest`: the ops after it; a row-parallel projection's own collective comes before its adapter.
 
     Adapters in fp32 under autocast (FSDP gathers them in the compute dtype) read an fp32 copy of the input, which is cast back
     for each of them and kept, as are the casts of both weights (peft tuners_utils.py, _cast_input_dtype;
     aten/src/ATen/autocast_mode.cpp, cached_cast).
     """
     name, rank, rows, size = op.name, 1.0 * lora.rank, op.m, shard.itemsize
-    shape = op.params[0].shape
+    (rows_a, rows_b), columns = sizes, op.params[0].shape[1]
     wide = shard.software.family != "fsdp2" and shard.software.bytes_of(shard.software.states.param_dtype) > size
     base = Tensor(f"{name}.base", sum([t.elements for t in op.outputs]), size)
     split = split_of(op, lora.split, shard)
@@ -101,14 +119,14 @@ def with_adapter(op: Gemm, still: Gemm, lora: Lora, shard: Shard, rest: Iterator
         ops.append(copy(f"{name}.lora.cast", x, rows * op.k, size, FP32))
         x = kept = f"{name}.lora.cast.out"
     dims_a, dims_b = split.dims
-    inner, outer = split.share(rank, dims_a == 0), split.share(1.0 * shape[0], dims_b == 0)
+    inner, outer = split.share(1.0 * rows_a, dims_a == 0), split.share(1.0 * rows_b, dims_b == 0)
     down, up = Tensor(f"{name}.lora_a.out", rows * inner, size), Tensor(f"{name}.lora_b.out", rows * outer, size)
     ops += split.before_a(x, rows * op.k * size)
-    ops.append(projection(f"{name}.lora_a", (x, kept), down, (lora.rank, shape[1]), op, inner, op.k, dims_a, wide=wide))
-    between, low = split.between(down, rows * rank)
+    ops.append(projection(f"{name}.lora_a", (x, kept), down, (rows_a, columns), op, inner, op.k, dims_a, wide=wide))
+    between, low = split.between(down, rows * rows_a)
     ops += between
-    ops.append(projection(f"{name}.lora_b", (low, low), up, (shape[0], lora.rank), op, outer, rank, dims_b, wide=wide))
-    after, last = split.after_b(up, rows * shape[0])
+    ops.append(projection(f"{name}.lora_b", (low, low), up, (rows_b, lora.rank), op, outer, rank, dims_b, wide=wide))
+    after, last = split.after_b(up, rows * rows_b)
     scaled = Tensor(f"{name}.lora.scaled", sum([t.elements for t in outputs]), size)
     ops += [*after, Move(f"{name}.lora.scale", (last,), (scaled,))]
     return [*ops, Move(f"{name}.lora.add", (sums, scaled.name), outputs, same_grad=True)]

@@ -74,6 +74,16 @@ def test_a_file_of_another_framework_is_told_by_its_name(capsys, kind, other):
         ]
 
 
+def test_the_kind_that_is_suggested_reads_the_file(capsys, tmp_path):
+    """ms-swift with DeepSpeed has marks of both; its table reads it."""
+    script = tmp_path / "run.sh"
+    command = "swift sft --model Qwen/Qwen2.5-7B-Instruct --max_length 2048 --per_device_train_batch_size 1"
+    script.write_text(f"NPROC_PER_NODE=8 {command} --train_type full --deepspeed zero3\n")
+    assert refused(capsys, "--from", "megatron", script) == [f"{script}: is a file of swift; try --from swift"]
+    code, _, err = run(capsys, "--from", "swift", script, "--set", "hardware.node_type=h100")
+    assert (code, err) == (0, "")
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_what_is_no_launch_file_is_one_line(capsys, tmp_path, kind):
     what = "expected a launch script, config or log"

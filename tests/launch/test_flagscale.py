@@ -133,5 +133,5 @@ def test_primus_over_torchtitan(tmp_path):
 def test_a_framework_of_primus_that_is_no_word_is_one_line(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("work_group: own\nmodules:\n  pre_trainer:\n    framework: [[x]]\n    model: llama3.1_8B.yaml\n")
-    with pytest.raises(ConfigError, match="only megatron's and torchtitan's are read"):
+    with pytest.raises(ConfigError, match="only megatron's, torchtitan's and maxtext's are read"):
         read("primus", str(path), SETS)

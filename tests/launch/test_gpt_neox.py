@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from test_files_of_forks import SETS, asked, written
 
+from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
 JOB = """\
@@ -146,3 +147,14 @@ def test_stages_that_do_not_divide_the_layers(tmp_path: Path) -> None:
     job = JOB.replace('"pipe_parallel_size": 1', '"pipe_parallel_size": 3') % '"num_gpus": 6'
     plan = to_job(written(tmp_path, "job.yml", job), SETS).parallelism
     assert (plan.layers_per_stage, plan.dp) == ([3, 3, 2], 2)
+
+
+def test_a_script_of_srun_is_of_the_kind_of_its_config(tmp_path: Path) -> None:
+    """A launcher of one's own in front of train.py: 2 nodes of 8 processes, 4 sequences each."""
+    (tmp_path / "job.yml").write_text(JOB % '"weight_decay": 0')
+    (tmp_path / "run.sh").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n"
+        "CONFIG=job.yml\nsrun python run.py train.py $CONFIG\n"
+    )
+    job = to_job(read("auto", str(tmp_path / "run.sh"), SETS), SETS)
+    assert (job.model.n_layers, job.parallelism.dp, job.data.gbs) == (8, 16, 64)

@@ -287,3 +287,17 @@ def test_a_model_whose_name_begins_like_a_presets_is_asked_for_with_it(tmp_path,
     [told] = problems(tmp_path, {"run.sh": run}, "run.sh")
     hint = f" ({preset}, if it has the sizes and vocabulary that its name begins with)" if preset else ""
     assert told.startswith(f"model '{name}' is not among the presets{hint}; add --set model=NAME")
+
+
+def test_a_script_that_runs_another_is_of_its_kind(tmp_path):
+    """Slurm's job starts the script of the training under srun; a script without marks beside it says nothing."""
+    inner = "torchrun --nproc_per_node=$SLURM_GPUS_ON_NODE --nnodes=$SLURM_JOB_NUM_NODES run_sft.py sft.yaml\n"
+    job = "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsource ${HERE}/util.sh\nsrun container bash ${HERE}/train.sh\n"
+    files = {
+        "job.sh": f"#!/bin/bash\n{job}",
+        "train.sh": f"#!/bin/bash\n{inner}",
+        "util.sh": "#!/bin/bash\nPORT=1\n",
+        "sft.yaml": "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 2048\nper_device_train_batch_size: 1\nbf16: true\n",
+    }
+    found = job_of(tmp_path, files, "job.sh")
+    assert (found.parallelism.dp, found.data.seqlen) == (8, 2048)

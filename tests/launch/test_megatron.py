@@ -246,7 +246,7 @@ def test_bad_input_is_one_line(text, problem):
     [
         ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file x.toml", "torchtitan"),
         ("deepspeed --num_gpus 8 train.py --deepspeed ds.json", "deepspeed"),
-        ("swift sft --model Qwen/Qwen2.5-7B --deepspeed zero3", "deepspeed"),
+        ("swift sft --model Qwen/Qwen2.5-7B --deepspeed zero3", "swift"),
     ],
 )
 def test_scripts_of_other_frameworks_are_told_by_their_name(command, other):

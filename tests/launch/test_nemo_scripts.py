@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from launch_readings import DATA
 from test_files_of_forks import asked, written
 
@@ -99,6 +100,13 @@ def test_fp8_of_a_model_in_fp32_and_a_model_alone(tmp_path: Path) -> None:
     assert line.startswith("model.fp8 true: products in fp8 of a model in precision 32; not modeled")
     (line,) = asked(tmp_path, "model_config.yaml", "encoder_seq_length: 2048\nnum_layers: 4\nhidden_size: 512\n")
     assert line.endswith("without the trainer, precision and optimizer of a job; give the config that trains it")
+
+
+@pytest.mark.parametrize(("precision", "kernel"), [("bf16", "flash"), ("16", "flash"), ("32", "unfused")])
+def test_transformer_engine_has_no_flash_attention_in_fp32(tmp_path: Path, precision: str, kernel: str) -> None:
+    """TransformerEngine pytorch/attention/dot_product_attention/utils.py, get_attention_backend: qkv_dtype."""
+    text = CONFIG.replace("precision: bf16", f"precision: {precision}").replace("mcore_gpt", "transformer_engine")
+    assert written(tmp_path, "job.yaml", text).config["performance"]["attention_impl"] == kernel
 
 
 def test_the_length_of_fine_tuning_is_that_of_its_data(tmp_path: Path) -> None:

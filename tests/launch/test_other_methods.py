@@ -8,6 +8,7 @@ import pytest
 from test_files_of_forks import GPT, asked
 
 from steptime.launch.nearby_files import NearbyFiles
+from steptime.launch.read import read
 
 
 def test_a_fragment_of_reinforcement_learning_is_told_as_such(tmp_path: Path) -> None:
@@ -52,8 +53,8 @@ def test_a_config_above_its_script_is_not_one_of_the_same_name_below_it(tmp_path
     [
         ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nprocess_reward_model: true\n", "process_reward_model true: reinforcement"),
         ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nrl: dpo\n", "rl dpo: another method than training on sequences"),
-        ("sft.yaml", "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\noptim_target_modules: all-linear\n",
-         "optim_target_modules all-linear: gradients projected to a low rank"),
+        ("sft.yaml", "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\noptim: galore_adamw\n",
+         "optim galore_adamw: states of an optimizer other than Adam"),
         ("mt.yml", "base_emb_dim: 64\nquantization: fp8\n", "quantization fp8: projections in 8 bits: those in bf16 are counted"),
     ],
 )  # fmt: skip
@@ -62,3 +63,11 @@ def test_other_methods_are_told_by_what_they_are(tmp_path: Path, name: str, more
         "sequence_len: 2048\nmicro_batch_size: 1\ndatasets: []\n" if name == "job.yaml" else "max_length: 2048\n"
     )
     assert any(line.startswith(why) for line in asked(tmp_path, name, text))
+
+
+def test_modules_of_another_optimizer_are_no_method(tmp_path: Path) -> None:
+    """transformers trainer.py: optim_target_modules is read with GaLore and APOLLO alone."""
+    said = "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\nmax_length: 2048\noptim_target_modules: all\n"
+    (tmp_path / "sft.yaml").write_text(f"{said}optim: adamw_torch\n", encoding="utf-8")
+    reading = read("transformers", str(tmp_path / "sft.yaml"), {"devices": 8})
+    assert not reading.of("unmodeled")

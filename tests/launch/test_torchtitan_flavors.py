@@ -71,6 +71,13 @@ def test_a_flavor_that_a_function_returns(tmp_path):
     assert (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz) == (34, 4096, 12288, 50000)
 
 
+@pytest.mark.parametrize("ties", [True, False])
+def test_the_embedding_of_a_flavor_is_tied_as_its_function_says(tmp_path, ties):
+    """torchtitan/models/llama3/model.py: enable_weight_tying, false unless it is set."""
+    registry = FUNCTION.replace("dim=dim, vocab", f"dim=dim, enable_weight_tying={ties}, vocab")
+    assert model_of(tmp_path, registry, "9B").tie_embeddings is ties
+
+
 def test_a_known_flavor_that_a_fork_has_changed_is_the_forks(tmp_path):
     assert model_of(tmp_path, REGISTRY.format(name="8B", dim=4096), "8B").n_layers == 34
 

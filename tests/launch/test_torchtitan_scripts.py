@@ -83,6 +83,26 @@ def test_a_job_is_started_by_torchtitans_own_script(tmp_path, script, dp, nearby
     assert [(layout.tp, layout.dp) for layout in layouts] == [(4, dp)] * 2
 
 
+TP = "--parallelism.tensor_parallel_degree 4"
+
+
+@pytest.mark.parametrize(
+    "started",
+    [
+        f'env NGPU=16 \\\n  MODULE=llama3 CONFIG="${{config}}" ./run_train.sh {TP}',
+        f'NGPU=16 CONFIG="$config" ./run_train.sh {TP}',
+        f"torchrun --nproc_per_node=16 -m torchtitan.train \\\n {TP} --module=llama3 --config $config",
+    ],
+)
+def test_of_the_jobs_of_a_loop_the_first_is_read_and_told(tmp_path, started):
+    registry(tmp_path, (DATA / REGISTRY).read_text(encoding="utf-8"), "models/llama3")
+    loop = f"#!/bin/bash\nfor config in llama3_8b llama3_70b; do\n  {started}\ndone\n"
+    (tmp_path / "job.sh").write_text(loop)
+    job = to_job(launch_file("auto", str(tmp_path / "job.sh"), HARDWARE), HARDWARE)
+    assert (job.model.n_layers, job.parallelism.tp, job.parallelism.dp) == (32, 4, 4)
+    assert [note for note in job.notes if note.endswith("launches 2 jobs, of which only the first is read")]
+
+
 @pytest.mark.parametrize("start", ['NGPU=4 CONFIG_FILE="job.toml" ./run_train.sh', "NGPU=4 ./run_train.sh"])
 def test_flags_behind_torchtitans_own_script_are_those_of_its_toml(tmp_path, start):
     """v0.2.2 run_train.sh: --job.config_file ${CONFIG_FILE} $overrides; tp 2 of 4 processes leaves dp 2."""

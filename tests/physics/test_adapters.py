@@ -56,3 +56,21 @@ def test_adapters_leave_no_partial_gradients(one_by_one):
     """Norms, whose gradients tp would sum under sequence parallelism, are frozen; each rank makes all of an adapter's."""
     assembly = Assembly(job(tp=2, model={"n_q_heads": 2, "lora": {"rank": 4}}))
     assert partial_gradients(assembly, 0, one_by_one=one_by_one) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapters"),
+    [
+        # 128 columns of q, 64 of k and of v: A 2 * 8 x 128, B 8 columns of 128 + 64 rows
+        (["q_proj", "v_proj"], 2 * (16 * 128 + (128 + 64) * 8)),
+        (["k_proj"], 2 * (8 * 128 + 64 * 8)),
+        (["q_proj", "k_proj", "v_proj"], 2 * (24 * 128 + 256 * 8)),
+        (["o_proj"], 2 * 8 * 256),
+    ],
+)
+def test_litgpt_has_an_adapter_for_each_of_q_k_and_v(targets, adapters):
+    """Lightning-AI/litgpt litgpt/lora.py, LoRAQKVLinear: lora_A (r * sum(enable_lora), in), lora_B (sum(qkv_shapes), r)."""
+    plan = job("litgpt-ddp", model={"n_kv_heads": 2, "n_q_heads": 4, "lora": {"rank": 8, "targets": targets}})
+    assert n_trained(plan.model, 8, plan.software) == adapters
+    one = job("llm-foundry", model={"n_kv_heads": 2, "n_q_heads": 4, "lora": {"rank": 8, "targets": targets}})
+    assert n_trained(one.model, 8, one.software) == (2 * 8 * (128 + 256) if targets != ["o_proj"] else adapters)

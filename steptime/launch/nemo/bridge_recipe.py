@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, show
 from steptime.launch.devices import told
 from steptime.launch.keys import flatten, is_costly, load_table
 from steptime.launch.megatron.translation import object_keys, plan_of
@@ -181,8 +181,7 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     ask_for_sizes(path, said, unread, table, sets)
     keys = object_keys(said, table, path, model | dict(sets or {}), defaults=defaults, defaults_of="its recipes")
     if preset is None and not fields and "num_layers" not in keys.values and "model" not in (sets or {}):
-        where = "known only at run time" if whole else f"that of {base}(), which is not in the file"
-        raise ConfigError(f"{path}: its model is {where}; add --set model=NAME")
+        raise ConfigError(f"{path}: its model is {_whose(tree.get('model'), base, whole=whole)}; add --set model=NAME")
     if not whole:
         why = "what it sets besides the model is not read"
         if base.rpartition(".")[2] in recipes():
@@ -194,6 +193,14 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
             keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
     counted = re.search(_COUNTED, name)
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
+
+
+def _whose(section: Any, base: str, *, whole: bool) -> str:
+    """The model that is not known: of a repository that no preset has, or of the function that the recipe begins with."""
+    given = section.get("_args_", []) if isinstance(section, dict) else []
+    if name := next((word for word in given if isinstance(word, str)), ""):
+        return f"{show(name)}, which is not among the presets"
+    return "known only at run time" if whole else f"that of {base}(), which is not in the file"
 
 
 def _check_layout(path: str, base: str, called: Iterable[str]) -> None:

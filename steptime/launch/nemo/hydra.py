@@ -111,7 +111,8 @@ def _in_megatron_words(keys: JobKeys) -> str:
     precision = str(keys.get("model.precision") or keys.get("trainer.precision")).lower()
     bf16, fp16 = "bf16" in precision, precision.startswith(("16", "fp16"))
     core = keys.on("model.mcore_gpt") or keys.on("model.transformer_engine")
-    flash = keys.on("model.use_flash_attention") or (keys.on("model.transformer_engine") and core)
+    # TransformerEngine's fused kernels take 16-bit values only (pytorch/attention/dot_product_attention/utils.py)
+    flash = keys.on("model.use_flash_attention") or (keys.on("model.transformer_engine") and (bf16 or fp16))
     apex = keys.get("model.optim.name") == _APEX
     put = {
         "normalization": keys.word("model.normalization"),

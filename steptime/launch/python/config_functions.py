@@ -1,9 +1,8 @@
 """A Python function that returns a config, read by its syntax and never run.
 
 What can be read: calls with literal keyword arguments (a config object), functions of the same module and of modules in the same
-folder, literals, arithmetic, module constants, `config.a.b = literal`, an `if` whose test is known, `dataclasses.replace(config,
-a=...)` and `return`. A computed value is represented as `Computed`, and only matters where it is needed; so is a value set by a
-statement that cannot be followed.
+folder, literals, arithmetic, module constants, `config.a.b = literal`, loops, an `if` whose test is known, `replace(config,
+a=...)` and `return`. A computed value is `Computed`, and matters only where it is needed, as what an unread statement sets.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from steptime.launch.python.config_values import (
     MOST_ITEMS,
     Computed,
     attribute,
+    attribute_set,
     cased,
     cast,
     computed,
@@ -39,6 +39,7 @@ from steptime.launch.python.config_values import (
     spread,
     whole_call,
 )
+from steptime.launch.python.loops import rounds
 
 CALLED = "_called_"
 """The key under which a config lists the calls that it is given to and that are not followed."""
@@ -147,10 +148,11 @@ class _FunctionReader:
             found = self.value(node.value, names, depth)
             for target in node.targets:
                 self.assign(target, found, names)
-        elif isinstance(node, ast.For) and type(each := self.value(node.iter, names, depth)) in {list, tuple}:
-            for item in tuple(each):  # which the body may make longer
-                self.assign(node.target, item, names)
-                if self.block(node.body, names, depth)[0]:
+        elif isinstance(node, ast.For):
+            for item, body in rounds(self.path, node, names, lambda part: self.value(part, names, depth)):
+                if body is node.body:
+                    self.assign(node.target, item, names)
+                if self.block(body, names, depth)[0]:
                     raise failed(self.path, node, "cannot be evaluated statically")
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and self.changes(node.value):
             self.effect(node.value, names, depth)
@@ -175,12 +177,15 @@ class _FunctionReader:
     def changes(self, node: ast.Call) -> bool:
         """Whether a call may change a config: a list that grows, a function that can be followed, or any of a repository's."""
         last = dotted(node.func)[-1:]
-        grows = bool(self.bases) or last in (["append"], ["extend"])
+        grows = bool(self.bases) or last in (["append"], ["extend"], ["setattr"])
         return grows or self.find(".".join(dotted(node.func))) is not None
 
     def effect(self, node: ast.Call, names: Tree, depth: int) -> None:
         """The effect of a call: a function that changes a config, or a list that grows."""
         path = dotted(node.func)
+        if path == ["setattr"] and (target := attribute_set(node, lambda part: self.value(part, names, depth))):
+            self.assign(target, self.value(node.args[2], names, depth), names)
+            return
         owner = self.value(node.func.value, names, depth) if isinstance(node.func, ast.Attribute) else None
         if isinstance(owner, Computed) and path[-1:] == ["append"] and isinstance(names.get(path[0]), dict):
             owner = grown(names[path[0]], path[1:-1])

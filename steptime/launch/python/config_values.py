@@ -57,10 +57,18 @@ def operated(node: ast.expr, parts: list[Any]) -> Any:
         return _OPERATORS[type(node.ops[0])](*parts)
     if isinstance(node, ast.UnaryOp | ast.BinOp):
         numbers = all(isinstance(part, int | float) for part in parts)
-        if isinstance(node.op, ast.Mult) and not numbers:
+        if isinstance(node.op, ast.Mult) and not numbers and not _is_repeated(parts):
             raise ValueError
         return _OPERATORS[type(node.op)](*parts)
     raise KeyError
+
+
+def _is_repeated(parts: list[Any]) -> bool:
+    """Whether a list without lists in it is repeated, to no more than `MOST_ITEMS`."""
+    flat = (part for part in parts if isinstance(part, list) and not any(isinstance(item, list) for item in part))
+    sizes = [len(part) for part in flat]
+    times = [part for part in parts if type(part) is int]
+    return len(sizes) == len(times) == 1 and sizes[0] * times[0] <= MOST_ITEMS
 
 
 def computed(node: ast.expr) -> Computed:
@@ -107,6 +115,12 @@ def attribute(node: ast.Attribute, names: dict[str, Any]) -> tuple[Any] | None:
             return None
         found = found[part]
     return (found,) if path else None
+
+
+def attribute_set(node: ast.Call, value: Callable[[ast.expr], Any]) -> ast.Attribute | None:
+    """What `setattr(config, name, ...)` sets, where the name is known."""
+    name = value(node.args[1]) if len(node.args) == 3 else None
+    return ast.copy_location(ast.Attribute(node.args[0], name, ast.Store()), node) if isinstance(name, str) else None
 
 
 def failed(path: str, node: ast.stmt | ast.expr, problem: str) -> ConfigError:

@@ -61,8 +61,10 @@ class DryRun(ControlFlow):
             return self.test(node)
         if node.words and node.words[0].text.startswith("(("):
             return self.arithmetic(node)
-        count = next((i for i, word in enumerate(node.words) if not ASSIGNMENT.fullmatch(word.text)), len(node.words))
-        local, words = node.words[:count], node.words[count:]
+        told = node.words[1:] if [word.text for word in node.words[:1]] == ["env"] else node.words
+        count = next((i for i, word in enumerate(told) if not ASSIGNMENT.fullmatch(word.text)), len(told))
+        # `env NAME=VALUE COMMAND` is `NAME=VALUE COMMAND`
+        local, words = (told[:count], told[count:]) if count else ([], node.words)
         if not words:
             for word in local if not node.piped else []:
                 assign(self.expand, word)

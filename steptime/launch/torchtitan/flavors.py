@@ -185,7 +185,7 @@ def _of_registry(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]
         config = registered(nearby.text(f"{folder}/__init__.py") or "", flavor, family)
         of_tests = flavor == "debugmodel" and _UNSET.search(nearby.text(f"{folder}/model.py") or "")
         known = _of_test_tokenizer(keys, nearby) if of_tests else usual
-        nested = nested_sizes(config)
+        nested = nested_sizes(config, ties=True)
         if not (sizes := nested or flat_sizes(config)):
             continue
         arguments = nearby.text(f"{folder}/model.py" if nested else f"{folder}/model/args.py") or ""
@@ -264,7 +264,7 @@ def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
         "n_q_heads": heads,
         "n_kv_heads": whole("n_kv_heads", heads),
         "vocab_sz": whole("vocab_size"),
-    }
+    } | ({"tie_embeddings": True} if said.get("enable_weight_tying") == "True" else {})
 
 
 def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def read_torchtitan(
     """
     table, nearby = load_table("torchtitan"), nearby or NearbyFiles()
     file = split_path(path)[0]
-    tree, flags, devices, model = _read(path, text, dict(env or {}), nearby)
+    tree, flags, devices, model, jobs = _read(path, text, dict(env or {}), nearby)
     later = file.endswith(".py") or CLASS in tree or "model_spec" in tree
     said = flatten(as_toml(tree) if later else tree) | flags
     if str(said.get("checkpoint.create_seed_checkpoint")).lower() == "true":
@@ -66,7 +66,7 @@ def read_torchtitan(
         defaults.pop(LOSS, None)
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     keys.nearby = nearby
-    keys.notes += still_true(notes, sets)
+    keys.notes += still_true([*jobs, *notes], sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.assumed_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", "\n".join(plain_lines(text)))
@@ -81,8 +81,8 @@ def read_torchtitan(
 
 def _read(
     path: str, text: str, env: dict[str, str], nearby: NearbyFiles
-) -> tuple[Tree, dict[str, Any], int | None, Any]:
-    """The config of a file, the keys that a script sets over it, and devices and model of a log or a script.
+) -> tuple[Tree, dict[str, Any], int | None, Any, tuple[str, ...]]:
+    """The config of a file, the keys that a script sets over it, devices and model of a log or a script, and a script's notes.
 
     Raises:
         ConfigError: as `read_torchtitan`.
@@ -91,13 +91,13 @@ def _read(
     if named := named_by(path, text, env, nearby):
         own = _function(named.file, named.text, named.function, nearby) if named.function else None
         tree = _toml(named.file, named.text) if own is None else own
-        return tree, named.over, named.devices, None
+        return tree, named.over, named.devices, None, named.notes
     if file.endswith(".py"):
-        return _function(file, text, function, nearby), {}, None, None
+        return _function(file, text, function, nearby), {}, None, None, ()
     if _is_log(text):
         text = "\n".join(plain_lines(text))
-        return _printed(path, text), {}, _devices(text), from_log(path, text)
-    return _toml(path, text), {}, None, None
+        return _printed(path, text), {}, _devices(text), from_log(path, text), ()
+    return _toml(path, text), {}, None, None, ()
 
 
 def _release(keys: JobKeys, named: str) -> str:

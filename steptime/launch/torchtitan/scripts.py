@@ -11,7 +11,7 @@ from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import read_script
 
 _TOML = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
-_FUNCTION = re.compile(r"torchtitan\.train +--module[= ]")
+_FUNCTION = re.compile(r"torchtitan\.train\b(?:\\\n|[^\n])*? --module[= ]")
 _RUNS = re.compile(r"^[^#\n]*-m torchtitan\.train\b", re.MULTILINE)
 _SHOWN = re.compile(r"\btorchrun\b[^\n]*--job\.config[-_]file[= ][\w./-]+\.toml(?:\"[^\"]*\"|'[^']*'|[^\n\"'])*")
 """The command line that a shell shows at the head of a log (set -x)."""
@@ -37,6 +37,8 @@ class Named(NamedTuple):
     over: dict[str, Any]
     """Keys that the command line sets over it."""
     devices: int | None
+    notes: tuple[str, ...] = ()
+    """What the script's reader tells of it: that it launches several jobs."""
 
 
 def is_steps_alone(text: str) -> bool:
@@ -71,10 +73,10 @@ def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles) -> 
     said = dict(flags_of([word.text for word in split_words(script.arguments)]))
     over = dict(_switched(key, value) for key, value in said.items() if "." in key)
     if named is not None:
-        return Named(named[1], inside, "", over, script.devices)
+        return Named(named[1], inside, "", over, script.devices, tuple(script.notes))
     if (file := said.get("job.config_file")) is not None:  # that run_train.sh takes by default
-        return Named(file, nearby.needed(file, f"{path}: reads"), "", over, script.devices)
-    return _of_module(path, nearby, said, over, script.devices)
+        return Named(file, nearby.needed(file, f"{path}: reads"), "", over, script.devices, tuple(script.notes))
+    return _of_module(path, nearby, said, over, script.devices)._replace(notes=tuple(script.notes))
 
 
 def _switched(key: str, value: Any) -> tuple[str, Any]:

@@ -20,6 +20,11 @@ METHODS = frozenset(
     {"lora", "qlora", "dora", "adalora", "pissa", "loraplus", "prefix", "ptuning", "prompt_tuning", "ia3"}
 )
 """Words of methods that train few weights, as programs of one's own call them."""
+AS_LORA = {
+    "pissa": "PiSSA: LoRA of other initial values is counted",
+    "loraplus": "LoRA+: LoRA of other learning rates is counted",
+}
+"""Methods whose step is LoRA's: Meng et al. 2024, arXiv 2404.02948, section 3; Hayou et al. 2024, arXiv 2402.12354, section 4."""
 NAMES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in EVERY},
     **dict.fromkeys(("all", "all-linear", "all_linear", "true", "*_proj"), EVERY),
@@ -102,6 +107,17 @@ def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, 
         found.keys.notes.append(f"{' and '.join(unsaid)} of the adapters not set, {values} assumed: {whose}")
 
 
+def _is_lora(found: Figures, method: str) -> bool:
+    """Whether a method is LoRA, or has its step; another one is left out."""
+    key = found.figures["@adapter"]
+    if method in AS_LORA:
+        found.keys.notes.append(f"approximated: {key} {method}: {AS_LORA[method]}")
+    elif method not in {"lora", "qlora", "true"}:
+        found.keys.leave_out(key, PARTLY)
+        return False
+    return True
+
+
 def put_adapters(found: Figures, config: dict[str, Any]) -> None:
     """Put the adapters of a job into its config, and what they are stored in; what is not LoRA is left out with its reason.
 
@@ -117,8 +133,7 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
         return
     by = found.switch()
     word = str(found.get(by)).lower()
-    if by == "@adapter" and word not in {"lora", "qlora", "true"}:
-        keys.leave_out(found.figures[by], PARTLY)
+    if by == "@adapter" and not _is_lora(found, word):
         return
     usual = table.get("adapters") or {}
     said = {name: found.get(f"@adapter_{name}") for name in ("rank", "targets", "dropout")}
