@@ -12,7 +12,7 @@ from steptime.base.config import ConfigError, closest
 from steptime.commands.cli import main
 from steptime.job.job import Job
 from steptime.launch.keys import load_table
-from steptime.launch.read import KINDS, TABLES
+from steptime.launch.kinds import KINDS, TABLES
 from steptime.software.profiles import TRAINERS, profile_names
 
 PLAN = {

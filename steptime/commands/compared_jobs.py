@@ -82,9 +82,10 @@ def notes_of(jobs: Sequence[ComparedJob], labels: Sequence[str], estimates: Sequ
 
 def _is_launch_file(path: str, kind: str | None) -> bool:
     """Whether a file that is no plan that can run is for --from: of the given kind, or of one that its text shows."""
+    from steptime.launch.kinds import is_plan, kind_of
     from steptime.launch.nearby_files import NearbyFiles
     from steptime.launch.python.config_values import split_path
-    from steptime.launch.read import is_plan, kind_of, named, read_text
+    from steptime.launch.read import named, read_text
 
     file = split_path(named(path)[0])[0]
     if path == "-" or not Path(file).is_file():

@@ -129,7 +129,7 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
         or max(words.values()) > 99
     ):
         return []
-    if not words and any(_WORDS in line for line in problems):
+    if any(_WORDS in line for source, lines in problems_of.items() for line in lines if not words[source]):
         return []
     more = [
         fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")

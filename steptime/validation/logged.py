@@ -15,12 +15,13 @@ from steptime.job.edit import put, read_settings
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
 from steptime.launch.devices import states_devices
+from steptime.launch.kinds import KINDS, TABLES, is_plan
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
 from steptime.launch.logs.printed_config import other_devices, started_by
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments, of_dump
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.read import KINDS, TABLES, is_plan, read, read_as, read_text
+from steptime.launch.read import read, read_as, read_text
 from steptime.launch.reading import Reading, to_job
 from steptime.validation.conventions import ComparedFlops, counted
 from steptime.validation.measurements import MeasuredRow, SkipRowError

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from steptime.base.config import ConfigError
-from steptime.launch.read import kind_of, read
+from steptime.launch.kinds import kind_of
+from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
 SETS = {"hardware.node_type": "dgx-h100"}

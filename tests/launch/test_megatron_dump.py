@@ -11,11 +11,11 @@ from megatron_readings import H100, TABLE, dump, problems
 
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
+from steptime.launch.kinds import kind_of
 from steptime.launch.logs.printed_config import read_dump
 from steptime.launch.megatron.releases import plain
 from steptime.launch.megatron.sources import from_arguments, read_megatron
 from steptime.launch.plan_yaml import plan_yaml
-from steptime.launch.read import kind_of
 from steptime.launch.reading import to_job
 
 

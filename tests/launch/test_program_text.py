@@ -6,10 +6,11 @@ from time import process_time
 import pytest
 
 from steptime.base.config import ConfigError
+from steptime.launch.kinds import kind_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python.program_calls import kind_started, passed_in
 from steptime.launch.python.program_setup import set_up_in
-from steptime.launch.read import kind_of, read
+from steptime.launch.read import read
 
 FROZEN = ["frozen weights, set up by its code"]
 MARK = "-" * 10 + " arguments " + "-" * 10 + "\n"

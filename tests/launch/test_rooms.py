@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parents[2] / "steptime"
 ORDER = [
     *("nearby_files", "reading", "keys", "job_keys", "devices", "named_models", "vocabulary", "interpolate", "python"),
     *("shell", "logs", "zero_offload", "deepspeed", "trainers", "megatron", "nemo", "torchtitan", "primus"),
-    *("replaced_model", "job_yaml", "read", "plan_yaml", "write"),
+    *("replaced_model", "job_yaml", "kinds", "read", "plan_yaml", "write"),
 ]
 """Folders and modules, bottom to top."""
 

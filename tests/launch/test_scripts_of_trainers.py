@@ -3,7 +3,7 @@
 import pytest
 from test_trainers_of_releases import job, problems
 
-from steptime.launch.read import kind_of
+from steptime.launch.kinds import kind_of
 
 
 def test_a_script_of_torchtitan_names_its_config(tmp_path):

@@ -5,8 +5,9 @@ from launch_readings import DATA, HARDWARE, job_of
 
 from steptime.base.config import ConfigError
 from steptime.launch.keys import load_table
+from steptime.launch.kinds import TABLES, kind_of
 from steptime.launch.named_models import preset_of
-from steptime.launch.read import TABLES, kind_of, read, read_as
+from steptime.launch.read import read, read_as
 from steptime.launch.reading import to_job
 from steptime.model.lora import EVERY
 from steptime.validation.logged import compare, read_run

@@ -248,8 +248,7 @@ class Scope:
             blamed.append(reasons[0].cause if reasons else Unknown(f"${name} has no value", name))
             return None
 
-        result = arithmetic(text, lookup)
-        if result is not None:
+        if (result := arithmetic(text, lookup)) is not None:
             return str(result)
         return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is not integer arithmetic"))
 
