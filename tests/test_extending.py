@@ -130,7 +130,7 @@ def test_a_framework(package, tmp_path):
         "sources: {attention_impl: made for a test}\n",
         encoding="utf-8",
     )
-    add(package / "launch" / "read.py", ')  # fmt: skip\n"""Kinds that are translated', '    "toytrain",\n')
+    add(package / "launch" / "kinds.py", ')  # fmt: skip\n"""Kinds that are translated', '    "toytrain",\n')
     file = tmp_path / "run.yaml"
     file.write_text(
         "toytrain:\n  layers: 4\n  width: 1024\n  mlp: 4096\n  heads: 16\n  vocab: 32000\n  tp: 2\n  dp: 4\n"
