@@ -44,7 +44,9 @@ def test_the_step_is_that_of_lora(tmp_path, kind, more, note):
     assert not [flag.name for flag in reading.flags if flag.note.startswith("not an option")]
 
 
-@pytest.mark.parametrize(("method", "unmodeled"), [("pissa", []), ("loraplus", []), ("ia3", ["peft_method"])])
+@pytest.mark.parametrize(
+    ("method", "unmodeled"), [("pissa", []), ("loraplus", []), ("ia3", ["peft_method"]), ("freeze", ["peft_method"])]
+)
 def test_a_method_of_a_program_of_ones_own(tmp_path, method, unmodeled):
     """IA3 scales activations: it is not LoRA."""
     script = tmp_path / "run.sh"
