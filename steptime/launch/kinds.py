@@ -28,6 +28,8 @@ TABLES = (
 """Kinds that are translated by a table of keys only; Primus by those of Megatron-LM or torchtitan."""
 _BEGINS = re.compile(r"^[^#\n]*?(?<!-)-{8,} arguments -{8,}", re.MULTILINE)
 _SIZE = re.compile(r"\bhidden_size \.{3,} \d+[ \t\r]*$", re.MULTILINE)  # of Megatron's dump; GPT-NeoX's lines say more
+_STEPS = re.compile(r":::MLLOG|\biteration\s+\d+\s*/\s*\d+\s*\|")
+"""Of logs of steps: mlcommons/logging, Megatron-LM."""
 _LAUNCHED = r"\b(?:accelerate|torchrun|deepspeed|srun|deepy\.py)\b"
 _DS_KEYS = "zero_optimization|train_batch_size|train_micro_batch_size_per_gpu"
 STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
@@ -74,7 +76,7 @@ def kind_of(path: str, text: str, nearby: NearbyFiles | None = None, *, outer: b
         return "deepspeed"
     if not telling and _is_shell(path, text):  # which reports what it launches
         return kind_started(text, nearby) or (_kind_within(path, text, bare, nearby) if outer else "megatron")
-    if not telling and ":::MLLOG" in text:  # github.com/mlcommons/logging
+    if not telling and _STEPS.search(text):
         raise ConfigError(f"{path}: a log that does not print the job's config; give the config or the script")
     if not telling:
         _complete(path, text)

@@ -59,7 +59,14 @@ def test_the_config_in_a_log_is_that_of_rank_0(tmp_path: Path) -> None:
     ]
     plan = written(tmp_path, "result_0.txt", "\n".join(log)).config
     assert (plan["model"]["n_layers"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (8, 32, 64)
-    (line,) = asked(tmp_path, "result_1.txt", ':::MLLOG {"key": "init_start", "value": null}\n')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [':::MLLOG {"key": "init_start", "value": null}\n', "1:  iteration       25/73242187 | consumed samples: 50 |\n"],
+)
+def test_a_log_of_steps_alone(tmp_path: Path, text: str) -> None:
+    (line,) = asked(tmp_path, "result_1.txt", text)
     assert line == "a log that does not print the job's config; give the config or the script"
 
 
