@@ -115,6 +115,8 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
     ['to go on: RANK=... 3dtrn --from auto run.sh']
     >>> retyped(["run.sh", "--machine", "dgx-h100"], {"run.sh": ["f: 9 devices; add --set hardware.node_type=NAME"]})
     ['to go on: 3dtrn run.sh --set hardware.node_type=NAME']
+    >>> retyped(["run.sh"], {"run.sh": ["f: world size 8 is no multiple; for other nodes add --set parallelism.dp=N"]})
+    ['to go on: 3dtrn run.sh --devices N']
     """
     problems = [line for lines in problems_of.values() for line in lines]
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
@@ -172,7 +174,7 @@ def _without(typed: list[str], asked: set[str]) -> list[str]:
 
 def _options(line: str) -> list[str]:
     """The options that a problem asks for: the first of several ways."""
-    asked = re.search(r"[;,] (?:or )?add (--(?:set|with) .*)", line)
+    asked = re.search(r"[;,] (?:or |for other nodes )?add (--(?:set|with) .*)", line)
     found = re.findall(r"(--(?:set|with)) ((?:[^\s,;]|,(?=\S))+)", asked[1].partition(", or ")[0]) if asked else []
     return [f"{option} {shlex.quote(value)}" for option, value in found]
 

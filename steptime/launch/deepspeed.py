@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError, build, show
@@ -193,12 +193,7 @@ def _check_told(keys: JobKeys, devices: int | None, script: str) -> None:
         keys.problem(whose or "a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)")
     if unsaid("data.seqlen"):
         keys.problem("a ds_config.json has no sequence length; add --set data.seqlen=N")
-    by_trainer = [key for key in (_BATCH, _MICRO, _STEPS) if keys.get(key) == "auto"]
-    if by_trainer == [_BATCH] and keys.get(_MICRO) is not None and keys.get(_STEPS) is not None:
-        by_trainer = []  # it follows from the two others and the ranks (_set_batch_related_parameters)
-    for key in (_BATCH, _MICRO) if by_trainer else ():
-        if keys.get(key) in (None, "auto") and unsaid(_TOLD[key]):
-            keys.problem(f'{", ".join(by_trainer)}: "auto" is filled in by the trainer; add --set {_TOLD[key]}=N')
+    _check_batch(keys, unsaid)
     halves = [key for key in ("bf16.enabled", "fp16.enabled") if keys.get(key) == "auto"]
     if halves and unsaid("performance.precision"):
         keys.problem(f'{", ".join(halves)}: "auto" is filled in by the trainer; add --set performance.precision=bf16')
@@ -218,6 +213,25 @@ def _check_told(keys: JobKeys, devices: int | None, script: str) -> None:
         keys.fail(stage, f"expected one of 0, 1, 2, 3 (got {level})")
     if keys.problems:
         keys.reading({})
+
+
+def _check_batch(keys: JobKeys, unsaid: Callable[[str], bool]) -> None:
+    """Ask for the sizes of the batch that neither the file nor the user (`unsaid`: a setting) gives."""
+    by_trainer = [key for key in (_BATCH, _MICRO, _STEPS) if keys.get(key) == "auto"]
+    given = {
+        key
+        for key in (_BATCH, _MICRO, _STEPS)
+        if keys.get(key) not in (None, "auto") or not unsaid(_TOLD.get(key, key))
+    }
+    needed: tuple[str, ...] = (_BATCH, _MICRO)
+    if _STEPS in given:  # one of both follows from the other and the ranks (_set_batch_related_parameters)
+        needed = () if _BATCH in given else (_MICRO,)
+    for key in needed if by_trainer else ():
+        if key not in given:
+            keys.problem(f'{", ".join(by_trainer)}: "auto" is filled in by the trainer; add --set {_TOLD[key]}=N')
+    if not by_trainer and not given & {_BATCH, _MICRO}:
+        fix = " ".join(f"--set {_TOLD[key]}=N" for key in needed)
+        keys.problem(f"{_BATCH}: missing, and so is {_MICRO}; add {fix}")
 
 
 def _precision(keys: JobKeys) -> dict[str, Any]:

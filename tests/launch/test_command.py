@@ -184,7 +184,9 @@ def test_the_user_tells_the_nodes_that_a_script_leaves_to_be_edited(capsys, tmp_
     )
     command = ("--from", "megatron", script, *H100)
     fix = "for other nodes add --set parallelism.dp=N"
-    assert refused(capsys, *command) == [f"{script}: world size 2 is not a multiple of tp 2 x pp 2 = 4; {fix}"]
+    world = f"{script}: world size 2 is not a multiple of tp 2 x pp 2 = 4; {fix}"
+    go_on = f"to go on: 3dtrn {' '.join(map(str, command))} --devices N"
+    assert refused(capsys, *command) == [world, go_on]
     code, out, _ = run(capsys, *command, "--set", "parallelism.dp=4", "--json")
     assert (code, json.loads(out)["devices"]) == (0, 16)
 

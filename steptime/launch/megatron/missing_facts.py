@@ -36,7 +36,18 @@ def _is_foreign(program: str) -> bool:
 
 
 def _blank(words: list[Word]) -> str:
-    return next((unknown.told("write the value") for word in words for unknown in word.unresolved), "")
+    """Why the first word without a value has none, with all variables of the environment that are not set."""
+    unknown = [one for word in words for one in word.unresolved]
+    if not unknown:
+        return ""
+    plain = [
+        one.variable for one in unknown if one.why == f"${one.variable} has no value" and not one.variable.isdecimal()
+    ]
+    named = list(dict.fromkeys(plain))
+    if unknown[0].variable not in named or len(named) == 1:
+        return unknown[0].told("write the value")
+    fix = f"write {' '.join(f'{name}=...' for name in named)} before the command"
+    return f"{', '.join(f'${name}' for name in named)} have no value{unknown[0].because}; {fix}"
 
 
 def of_no_framework(keys: JobKeys, script: Script | None, words: list[Word]) -> None:

@@ -134,7 +134,8 @@ def _from_words(
         flags = [*keys.flags(), *keys.assumed_flags]
         if any(map(is_other_model, flags)):
             raise ConfigError(refusals(path, flags, NOT_MODELED))
-        asked = (*problems, *also_unknown(keys, script, problems))
+        stage = _unknown_stage(keys, nearby) if told(sets, "parallelism.zero_level") is None else ""
+        asked = (*problems, *also_unknown(keys, script, problems), *[stage][: bool(stage) and "$" not in stage])
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node

@@ -47,11 +47,18 @@ class DryRun(ControlFlow):
         super().__init__(name, scope, nearby)
         self.scope.output = partial(output, self)
         self.before_end = 0  # commands until the script ends with an error, and is read on
+        self.last_exit = self.exit_line = (
+            0  # lines of the last `exit` and, by script(), of the one that ended the script
+        )
 
     def script(self, nodes: list[Statement]) -> None:
         """Interpret a whole script."""
-        with suppress(ExitError, LeaveError):
+        try:
             self.block(nodes)
+        except ExitError:
+            self.exit_line = self.last_exit
+        except LeaveError:
+            pass
 
     def simple(self, node: Simple) -> Outcome:
         """Assignments, tests, and what else changes variables; anything else is kept as a command."""
@@ -98,6 +105,7 @@ class DryRun(ControlFlow):
         elif first == "sbatch" and (job := submitted(self.scope, self.nearby, self.name, rest)):
             self.included(job, [], [])
         elif first == "exit" and (not rest or rest[0].text == "0" or self.within):
+            self.last_exit = 0 if self.depth else node.line
             raise ExitError(rest[0].text if rest else "0")
         elif first == "exit":
             self.ends(rest[0].text, node.line)

@@ -129,6 +129,9 @@ def _nothing_found(walk: DryRun) -> str:
     if walk.scope.sourced:
         missing = f"{walk.scope.sourced[0]} was not found; put it in the same folder, or add --with FILE"
         return f"no launch command (torchrun, python, srun ...); {missing}"
+    if walk.exit_line:
+        fix = "pass the arguments and variables that it expects"
+        return f"no launch command runs: line {walk.exit_line} ends the script (exit); {fix}"
     return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
 
 
