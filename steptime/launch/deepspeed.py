@@ -272,18 +272,18 @@ def batch_of(keys: JobKeys, dp: int | None) -> tuple[int, int, int]:
         dp = gbs // (micro * steps)
     if gbs is not None and micro is not None and steps is not None and gbs != micro * steps * (dp or 0):
         ranks = "data-parallel ranks" if dp is None else f"{dp} data-parallel ranks"
-        raise keys.error(_BATCH, f"must be {_MICRO} * {_STEPS} * {ranks} = {micro} * {steps} * {dp or 'N'} (got {gbs})")
+        fix = "" if dp is None else "; add --set data.gbs=N"
+        parts = f"{_MICRO} * {_STEPS} * {ranks} = {micro} * {steps} * {dp or 'N'}"
+        raise keys.error(_BATCH, f"must be {parts} (got {gbs}){fix}")
     if dp is None:
         raise ConfigError(f"{keys.source}: number of devices unknown; add --set parallelism.dp=N, or set WORLD_SIZE")
-    if gbs is None and micro is None:
-        raise keys.error(_BATCH, f"missing, and so is {_MICRO}; one is required")
     if gbs is None:
         gbs = (micro or 1) * (steps or 1) * dp
     if micro is None:
         micro = gbs // (dp * (steps or 1))
     if micro < 1 or gbs % (micro * dp):
         parts = f"{_MICRO} * data-parallel ranks = {micro or 1} * {dp}"
-        raise keys.error(_BATCH, f"must be a multiple of {parts} (got {show(gbs)})")
+        raise keys.error(_BATCH, f"must be a multiple of {parts} (got {show(gbs)}); add --set data.gbs=N")
     return gbs, micro, dp
 
 

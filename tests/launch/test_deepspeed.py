@@ -179,7 +179,7 @@ def test_a_bucket_left_to_the_trainer_is_the_hidden_size_squared():
             (
                 "job: train_batch_size: must be train_micro_batch_size_per_gpu * gradient_accumulation_steps * 16 "
                 "data-parallel ranks "
-                "= 2 * 4 * 16 (got 64)"
+                "= 2 * 4 * 16 (got 64); add --set data.gbs=N"
             ),
         ),
         (
@@ -192,7 +192,7 @@ def test_a_bucket_left_to_the_trainer_is_the_hidden_size_squared():
             {"parallelism.dp": 10},
             (
                 "job: train_batch_size: must be a multiple of train_micro_batch_size_per_gpu * data-parallel ranks "
-                "= 2 * 10 (got 64)"
+                "= 2 * 10 (got 64); add --set data.gbs=N"
             ),
         ),
         (

@@ -224,7 +224,10 @@ def test_uneven_stages():
         (
             "nemo/llama3_1_70b.yaml",
             [("micro_batch_size: 1\n", "micro_batch_size: 3\n")],
-            "job: model.global_batch_size: must be a multiple of micro-batch size * data-parallel ranks = 3 * 32 (got 2048)",
+            (
+                "job: model.global_batch_size: must be a multiple of micro-batch size * data-parallel ranks = 3 * 32 "
+                "(got 2048); add --set data.gbs=N"
+            ),
         ),
         (
             "nemo/llama3_1_70b.yaml",

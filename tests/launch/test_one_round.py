@@ -7,6 +7,7 @@ import pytest
 from steptime.base.config import ConfigError
 from steptime.launch.deepspeed import read_deepspeed
 from steptime.launch.read import read
+from steptime.launch.reading import to_job
 
 TOLD = {"hardware.node_type": "dgx-h100", "model": "llama3-8b", "data.seqlen": 4096, "parallelism.dp": 8}
 STAGE = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
@@ -80,3 +81,17 @@ torchrun --nproc_per_node 8 pretrain_gpt.py {MODEL} --micro-batch-size 1 $SP
     ends = "no launch command runs: line 5 ends the script (exit); pass the arguments and variables that it expects"
     assert script_problems(tmp_path, text, " 8") == [ends]
     read("auto", f"{tmp_path / 'run.sh'} 1", {"hardware.node_type": "dgx-h100"})
+
+
+def test_a_batch_that_the_devices_do_not_divide_is_one_to_set(tmp_path):
+    """64 sequences on 10 ranks of 2, and 8 on 16 ranks of 1: refused with the setting that replaces them."""
+    tree = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2}
+    [line] = ds_problems(tree, TOLD | {"parallelism.dp": 10})
+    assert line.endswith("= 2 * 10 (got 64); add --set data.gbs=N")
+    told = TOLD | {"parallelism.dp": 10, "data.gbs": 80}
+    assert read_deepspeed("ds.json", json.dumps(STAGE | tree), {}, told).config["data"]["gbs"] == 80
+    text = f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {MODEL} --micro-batch-size 1\n"
+    [line] = script_problems(tmp_path, text)
+    assert line.endswith("= 1 * 16 (got 8); add --set data.gbs=N")
+    sets = {"hardware.node_type": "dgx-h100", "data.gbs": 32}
+    assert to_job(read("auto", str(tmp_path / "run.sh"), sets), sets).data.gbs == 32

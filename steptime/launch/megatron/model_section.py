@@ -226,7 +226,7 @@ def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
     set_by_user = told(keys.sets, "data.gbs") or told(keys.sets, "data.microbatch_sz")
     if gbs is not None and dp and micro and gbs % (micro * dp) and not set_by_user:
         parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"
-        keys.fail("global_batch_size", f"must be a multiple of {parts} (got {gbs})")
+        keys.fail("global_batch_size", f"must be a multiple of {parts} (got {gbs}); add --set data.gbs=N")
     if rampup := keys.get("rampup_batch_size"):
         name = keys.name("rampup_batch_size")
         keys.notes.append(f"the batch grows ({name} {rampup}): the estimate is for the full batch")
