@@ -71,3 +71,52 @@ def test_modules_of_another_optimizer_are_no_method(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text(f"{said}optim: adamw_torch\n", encoding="utf-8")
     reading = read("transformers", str(tmp_path / "sft.yaml"), {"devices": 8})
     assert not reading.of("unmodeled")
+
+
+_TRAINER = "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\nmax_length: 2048\noptim: adamw_torch\n"
+_AXOLOTL = "base_model: Qwen/Qwen2.5-3B\nsequence_len: 2048\nmicro_batch_size: 1\ndatasets: []\n"
+_MAXTEXT = "model_name: llama3-8b\nper_device_batch_size: 1\nmax_target_length: 2048\n"
+_SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full --torch_dtype bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "status"),
+    [
+        ("swift", f"{_SWIFT} --task_type causal_lm", "irrelevant"),
+        ("swift", f"{_SWIFT} --task_type embedding", "unmodeled"),
+        ("swift", f"{_SWIFT} --num_labels 2", "unmodeled"),
+        ("swift", f"{_SWIFT} --tuner_backend unsloth", "unmodeled"),
+        ("swift", f"{_SWIFT} --use_galore true", "unmodeled"),
+        ("swift", f"{_SWIFT} --lisa_activated_layers 2", "unmodeled"),
+        ("swift", f"{_SWIFT} --galore_rank 128", "irrelevant"),
+        ("swift", f"{_SWIFT} --adapter_length 128", "irrelevant"),
+        ("swift", f"{_SWIFT} --max_shard_size 5GB", "irrelevant"),
+        ("transformers", f"{_TRAINER}bf16: true\ndpo_beta: 5", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_target_parameters: [mlp.experts.gate_up_proj]", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}adapter: lora\npeft_layers_to_transform: [0, 1]", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_mlp_kernel: true", "approximated"),
+        ("axolotl", f"{_AXOLOTL}use_scattermoe: true", "approximated"),
+        ("axolotl", f"{_AXOLOTL}sample_packing_group_size: 100000", "irrelevant"),
+        ("axolotl", f"{_AXOLOTL}use_onebitllms: true", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}bf16: false\nfp16: false\nfloat16: true", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}bf16: false\nbfloat16: true", "unmodeled"),
+        ("maxtext", f"{_MAXTEXT}use_iota_embed: true", "approximated"),
+        ("maxtext", f"{_MAXTEXT}compile_topology_num_slices: -1", "irrelevant"),
+        ("maxtext", f"{_MAXTEXT}logits_dot_in_fp32: true", "approximated"),
+    ],
+)  # fmt: skip
+def test_a_key_that_changes_cost_is_not_passed_over(tmp_path: Path, kind: str, text: str, status: str) -> None:
+    """ms-swift get_model_info_meta, Axolotl resolve_dtype and kernels/args.py, open-instruct dpo_tune.py, MaxText Embed."""
+    name = "run.sh" if kind == "swift" else "job.yaml"
+    (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
+    reading = read(kind, str(tmp_path / name), {"devices": 8, "hardware.node_type": "dgx-h100"})
+    last = text.rpartition("--" if kind == "swift" else "\n")[2]
+    key = last.replace(":", " ").partition(" ")[0]
+    assert [flag.status for flag in reading.flags if flag.name.lstrip("-") == key] == [status]
+
+
+def test_axolotls_bf16_goes_before_bfloat16(tmp_path: Path) -> None:
+    """resolve_dtype: `cfg.bf16 or cfg.bfloat16`; autocast is by bf16 alone."""
+    (tmp_path / "job.yaml").write_text(f"{_AXOLOTL}bf16: true\nbfloat16: true\nfloat16: true\n", encoding="utf-8")
+    reading = read("axolotl", str(tmp_path / "job.yaml"), {"devices": 8})
+    assert (reading.config["performance"]["precision"], reading.of("unmodeled")) == ("bf16", [])
