@@ -76,6 +76,21 @@ def test_modules_of_another_optimizer_are_no_method(tmp_path: Path) -> None:
 _TRAINER = "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\nmax_length: 2048\noptim: adamw_torch\n"
 _AXOLOTL = "base_model: Qwen/Qwen2.5-3B\nsequence_len: 2048\nmicro_batch_size: 1\ndatasets: []\n"
 _MAXTEXT = "model_name: llama3-8b\nper_device_batch_size: 1\nmax_target_length: 2048\n"
+_NEOX = """\
+num_layers: 8
+hidden_size: 256
+num_attention_heads: 4
+seq_length: 128
+max_position_embeddings: 128
+train_micro_batch_size_per_gpu: 4
+fp16: {enabled: true}
+"""
+_OLMO = """\
+model: {d_model: 256, n_heads: 4, n_layers: 4, mlp_ratio: 4, vocab_size: 1000, embedding_size: 1024, max_sequence_length: 128}
+global_train_batch_size: 8
+device_train_microbatch_size: 1
+precision: amp_bf16
+"""
 _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full --torch_dtype bfloat16"
 
 
@@ -86,6 +101,7 @@ _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full 
         ("swift", f"{_SWIFT} --task_type embedding", "unmodeled"),
         ("swift", f"{_SWIFT} --num_labels 2", "unmodeled"),
         ("swift", f"{_SWIFT} --tuner_backend unsloth", "unmodeled"),
+        ("swift", f"{_SWIFT} --rlhf_type dpo", "unmodeled"),
         ("swift", f"{_SWIFT} --use_galore true", "unmodeled"),
         ("swift", f"{_SWIFT} --lisa_activated_layers 2", "unmodeled"),
         ("swift", f"{_SWIFT} --galore_rank 128", "irrelevant"),
@@ -100,17 +116,23 @@ _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full 
         ("axolotl", f"{_AXOLOTL}use_onebitllms: true", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}bf16: false\nfp16: false\nfloat16: true", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}bf16: false\nbfloat16: true", "unmodeled"),
+        ("megatron", f"NPROC_PER_NODE=8 {_SWIFT.replace('swift', 'megatron')} --task_type embedding", "unmodeled"),
+        ("megatron", f"NPROC_PER_NODE=8 {_SWIFT.replace('swift', 'megatron')} --rlhf_type gkd", "unmodeled"),
+        ("gpt-neox", f"{_NEOX}train_impl: normal", "irrelevant"),
+        ("gpt-neox", f"{_NEOX}train_impl: rm", "unmodeled"),
+        ("olmo", f"{_OLMO}fused_loss: true", "approximated"),
+        ("olmo", f"{_OLMO}data.generate_doc_lengths: true", "approximated"),
         ("maxtext", f"{_MAXTEXT}use_iota_embed: true", "approximated"),
         ("maxtext", f"{_MAXTEXT}compile_topology_num_slices: -1", "irrelevant"),
         ("maxtext", f"{_MAXTEXT}logits_dot_in_fp32: true", "approximated"),
     ],
 )  # fmt: skip
 def test_a_key_that_changes_cost_is_not_passed_over(tmp_path: Path, kind: str, text: str, status: str) -> None:
-    """ms-swift get_model_info_meta, Axolotl resolve_dtype and kernels/args.py, open-instruct dpo_tune.py, MaxText Embed."""
-    name = "run.sh" if kind == "swift" else "job.yaml"
+    """ms-swift get_model_info_meta, Axolotl resolve_dtype and kernels/args.py, GPT-NeoX neox_args.py, MaxText Embed."""
+    name = "run.sh" if "--" in text else "job.yaml"
     (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
     reading = read(kind, str(tmp_path / name), {"devices": 8, "hardware.node_type": "dgx-h100"})
-    last = text.rpartition("--" if kind == "swift" else "\n")[2]
+    last = text.rpartition("--" if "--" in text else "\n")[2]
     key = last.replace(":", " ").partition(" ")[0]
     assert [flag.status for flag in reading.flags if flag.name.lstrip("-") == key] == [status]
 
