@@ -142,3 +142,21 @@ def test_axolotls_bf16_goes_before_bfloat16(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"{_AXOLOTL}bf16: true\nbfloat16: true\nfloat16: true\n", encoding="utf-8")
     reading = read("axolotl", str(tmp_path / "job.yaml"), {"devices": 8})
     assert (reading.config["performance"]["precision"], reading.of("unmodeled")) == ("bf16", [])
+
+
+@pytest.mark.parametrize(("word", "count"), [("default", 0), ("classification", 1)])
+def test_another_loss_of_a_fork_of_torchtitan(tmp_path: Path, word: str, count: int) -> None:
+    """nlpfollower/torchtitan config_manager.py: its own default is "default"."""
+    job = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 1\nseq_len = 2048\n'
+    (tmp_path / "job.toml").write_text(f'{job}loss_function = "{word}"\n', encoding="utf-8")
+    reading = read("torchtitan", str(tmp_path / "job.toml"), {"devices": 8, "hardware.node_type": "dgx-h100"})
+    assert [flag.name for flag in reading.of("unmodeled")] == ["training.loss_function"] * count
+
+
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "router_logit_softcapping"])
+def test_soft_caps_of_primus_are_approximated(tmp_path: Path, key: str) -> None:
+    section = "framework: megatron\n    config: pre_trainer.yaml\n    model: llama3_8B.yaml"
+    text = f"modules:\n  pre_trainer:\n    {section}\n    overrides:\n      {key}: 30.0\n"
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    reading = read("primus", str(tmp_path / "job.yaml"), {"devices": 8, "hardware.node_type": "dgx-h100"})
+    assert key in [flag.name for flag in reading.of("approximated")]
