@@ -113,6 +113,7 @@ _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full 
         ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_mlp_kernel: true", "approximated"),
         ("axolotl", f"{_AXOLOTL}use_scattermoe: true", "approximated"),
         ("axolotl", f"{_AXOLOTL}sample_packing_group_size: 100000", "irrelevant"),
+        ("axolotl", f"{_AXOLOTL}processor_type: AutoProcessor", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}use_onebitllms: true", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}bf16: false\nfp16: false\nfloat16: true", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}bf16: false\nbfloat16: true", "unmodeled"),
