@@ -71,3 +71,93 @@ def test_modules_of_another_optimizer_are_no_method(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text(f"{said}optim: adamw_torch\n", encoding="utf-8")
     reading = read("transformers", str(tmp_path / "sft.yaml"), {"devices": 8})
     assert not reading.of("unmodeled")
+
+
+_TRAINER = "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\nmax_length: 2048\noptim: adamw_torch\n"
+_AXOLOTL = "base_model: Qwen/Qwen2.5-3B\nsequence_len: 2048\nmicro_batch_size: 1\ndatasets: []\n"
+_MAXTEXT = "model_name: llama3-8b\nper_device_batch_size: 1\nmax_target_length: 2048\n"
+_NEOX = """\
+num_layers: 8
+hidden_size: 256
+num_attention_heads: 4
+seq_length: 128
+max_position_embeddings: 128
+train_micro_batch_size_per_gpu: 4
+fp16: {enabled: true}
+"""
+_OLMO = """\
+model: {d_model: 256, n_heads: 4, n_layers: 4, mlp_ratio: 4, vocab_size: 1000, embedding_size: 1024, max_sequence_length: 128}
+global_train_batch_size: 8
+device_train_microbatch_size: 1
+precision: amp_bf16
+"""
+_SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full --torch_dtype bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "status"),
+    [
+        ("swift", f"{_SWIFT} --task_type causal_lm", "irrelevant"),
+        ("swift", f"{_SWIFT} --task_type embedding", "unmodeled"),
+        ("swift", f"{_SWIFT} --num_labels 2", "unmodeled"),
+        ("swift", f"{_SWIFT} --tuner_backend unsloth", "unmodeled"),
+        ("swift", f"{_SWIFT} --rlhf_type dpo", "unmodeled"),
+        ("swift", f"{_SWIFT} --use_galore true", "unmodeled"),
+        ("swift", f"{_SWIFT} --lisa_activated_layers 2", "unmodeled"),
+        ("swift", f"{_SWIFT} --galore_rank 128", "irrelevant"),
+        ("swift", f"{_SWIFT} --adapter_length 128", "irrelevant"),
+        ("swift", f"{_SWIFT} --max_shard_size 5GB", "irrelevant"),
+        ("transformers", f"{_TRAINER}bf16: true\ndpo_beta: 5", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_target_parameters: [mlp.experts.gate_up_proj]", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}adapter: lora\npeft_layers_to_transform: [0, 1]", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_mlp_kernel: true", "approximated"),
+        ("axolotl", f"{_AXOLOTL}use_scattermoe: true", "approximated"),
+        ("axolotl", f"{_AXOLOTL}sample_packing_group_size: 100000", "irrelevant"),
+        ("axolotl", f"{_AXOLOTL}processor_type: AutoProcessor", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}use_onebitllms: true", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}bf16: false\nfp16: false\nfloat16: true", "unmodeled"),
+        ("axolotl", f"{_AXOLOTL}bf16: false\nbfloat16: true", "unmodeled"),
+        ("megatron", f"NPROC_PER_NODE=8 {_SWIFT.replace('swift', 'megatron')} --task_type embedding", "unmodeled"),
+        ("megatron", f"NPROC_PER_NODE=8 {_SWIFT.replace('swift', 'megatron')} --rlhf_type gkd", "unmodeled"),
+        ("gpt-neox", f"{_NEOX}train_impl: normal", "irrelevant"),
+        ("gpt-neox", f"{_NEOX}train_impl: rm", "unmodeled"),
+        ("olmo", f"{_OLMO}fused_loss: true", "approximated"),
+        ("olmo", f"{_OLMO}data.generate_doc_lengths: true", "approximated"),
+        ("maxtext", f"{_MAXTEXT}use_iota_embed: true", "approximated"),
+        ("maxtext", f"{_MAXTEXT}compile_topology_num_slices: -1", "irrelevant"),
+        ("maxtext", f"{_MAXTEXT}logits_dot_in_fp32: true", "approximated"),
+    ],
+)  # fmt: skip
+def test_a_key_that_changes_cost_is_not_passed_over(tmp_path: Path, kind: str, text: str, status: str) -> None:
+    """ms-swift get_model_info_meta, Axolotl resolve_dtype and kernels/args.py, GPT-NeoX neox_args.py, MaxText Embed."""
+    name = "run.sh" if "--" in text else "job.yaml"
+    (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
+    reading = read(kind, str(tmp_path / name), {"devices": 8, "hardware.node_type": "dgx-h100"})
+    last = text.rpartition("--" if "--" in text else "\n")[2]
+    key = last.replace(":", " ").partition(" ")[0]
+    assert [flag.status for flag in reading.flags if flag.name.lstrip("-") == key] == [status]
+
+
+def test_axolotls_bf16_goes_before_bfloat16(tmp_path: Path) -> None:
+    """resolve_dtype: `cfg.bf16 or cfg.bfloat16`; autocast is by bf16 alone."""
+    (tmp_path / "job.yaml").write_text(f"{_AXOLOTL}bf16: true\nbfloat16: true\nfloat16: true\n", encoding="utf-8")
+    reading = read("axolotl", str(tmp_path / "job.yaml"), {"devices": 8})
+    assert (reading.config["performance"]["precision"], reading.of("unmodeled")) == ("bf16", [])
+
+
+@pytest.mark.parametrize(("word", "count"), [("default", 0), ("classification", 1)])
+def test_another_loss_of_a_fork_of_torchtitan(tmp_path: Path, word: str, count: int) -> None:
+    """nlpfollower/torchtitan config_manager.py: its own default is "default"."""
+    job = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 1\nseq_len = 2048\n'
+    (tmp_path / "job.toml").write_text(f'{job}loss_function = "{word}"\n', encoding="utf-8")
+    reading = read("torchtitan", str(tmp_path / "job.toml"), {"devices": 8, "hardware.node_type": "dgx-h100"})
+    assert [flag.name for flag in reading.of("unmodeled")] == ["training.loss_function"] * count
+
+
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "router_logit_softcapping"])
+def test_soft_caps_of_primus_are_approximated(tmp_path: Path, key: str) -> None:
+    section = "framework: megatron\n    config: pre_trainer.yaml\n    model: llama3_8B.yaml"
+    text = f"modules:\n  pre_trainer:\n    {section}\n    overrides:\n      {key}: 30.0\n"
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    reading = read("primus", str(tmp_path / "job.yaml"), {"devices": 8, "hardware.node_type": "dgx-h100"})
+    assert key in [flag.name for flag in reading.of("approximated")]

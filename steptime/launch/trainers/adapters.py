@@ -16,23 +16,10 @@ DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp32": "fp32",
 """Words for the dtype of loaded weights."""
 OWN_SWITCHES = frozenset({"use_lora", "use_qlora", "do_lora", "train_lora", "enable_lora", "train_mode"})
 """Switches of custom programs, which have their own rank and targets by default."""
-METHODS = frozenset(
-    {
-        "lora",
-        "qlora",
-        "dora",
-        "adalora",
-        "pissa",
-        "loraplus",
-        "prefix",
-        "prefix_tuning",
-        "ptuning",
-        "p_tuning",
-        "prompt_tuning",
-        "ia3",
-    }
-    | {"freeze", "frozen", "freeze_tuning", "partial", "bitfit", "lisa", "linear_probe"}
-)
+METHODS = frozenset({
+    *("lora", "qlora", "dora", "adalora", "pissa", "loraplus", "prefix", "prefix_tuning", "ptuning", "p_tuning", "prompt_tuning"),
+    *("ia3", "freeze", "frozen", "freeze_tuning", "partial", "bitfit", "lisa", "linear_probe"),
+})  # fmt: skip
 """Words of methods that train few weights, as programs of one's own call them."""
 AS_LORA = {
     "pissa": "PiSSA: LoRA of other initial values is counted",
