@@ -4,13 +4,11 @@ import ast
 from importlib.metadata import files
 
 import pytest
-import yaml
 from launch_readings import DATA, HARDWARE, REFUSED, golden_text, one_line, read, saved_and_read_back, status
 
 from steptime.base.config import ConfigError
 from steptime.launch.interpolate import resolve
 from steptime.launch.keys import load_table, rule_of, spelled
-from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.nemo.formats import read_nemo
 from steptime.launch.reading import to_job
 from steptime.model.presets import load_model
@@ -375,11 +373,6 @@ def test_the_tables_spell_what_they_know():
         for old in table.renamed:
             if not old.endswith("."):
                 assert rule_of(spelled(old, table), table), (name, old)
-
-
-def test_printed_configs_end_where_the_log_goes_on():
-    lines = plain_lines("a log line\n  x:\n    y: 1\n    z:\n    - 2\n  w: 3\n[NeMo I] next\n")
-    assert yaml.safe_load("\n".join(block(lines, 1))) == {"x": {"y": 1, "z": [2]}, "w": 3}
 
 
 def test_a_mamba_model_without_a_pattern_is_no_gpt():

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from launch_readings import DATA
 from test_files_of_forks import asked, written
 
+from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.nemo.formats import read_nemo
 
 CONFIG = """\
@@ -68,6 +70,11 @@ def test_the_config_in_a_log_is_that_of_rank_0(tmp_path: Path) -> None:
 def test_a_log_of_steps_alone(tmp_path: Path, text: str) -> None:
     (line,) = asked(tmp_path, "result_1.txt", text)
     assert line == "a log that does not print the job's config; give the config or the script"
+
+
+def test_printed_configs_end_where_the_log_goes_on():
+    lines = plain_lines("a log line\n  x:\n    y: 1\n    z:\n    - 2\n  w: 3\n[NeMo I] next\n")
+    assert yaml.safe_load("\n".join(block(lines, 1))) == {"x": {"y": 1, "z": [2]}, "w": 3}
 
 
 def test_a_tokenizer_file_to_be_filled_in_leaves_the_configs_own(tmp_path: Path) -> None:
