@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.python.config_values import last_name, literal, operated, options_in, syntax_of
+from steptime.launch.python.config_values import last_name, literal, options_in, syntax_of
+from steptime.launch.python.operators import operated
 
 
 class Argument(NamedTuple):
