@@ -27,6 +27,7 @@ from steptime.launch.nemo.nemo_run import (
     of_first_releases,
     over_recipe,
     read_two,
+    with_adapters,
     without_computed,
 )
 from steptime.launch.nemo.targets import CLASS as TARGET
@@ -79,7 +80,7 @@ def read_recipe(
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
-    return _run_partial(path, file, of_first_releases(text), function, sets, nearby)
+    return _run_partial(path, file, with_adapters(of_first_releases(text)), function, sets, nearby)
 
 
 def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles) -> Reading:

@@ -138,6 +138,18 @@ def of_first_releases(text: str) -> str:
     return re.sub(rf"(?<![\w.])({'|'.join(named)})(?=[\[(:])", r"run.\1", text) if named else text
 
 
+def with_adapters(text: str) -> str:
+    """A recipe that chooses its adapters by a word, with the mapping that it imports (NeMo collections/llm/peft/__init__.py)."""
+    return f"{text}\n{_ADAPTERS}" if re.search(r"\bimport\b.*\bPEFT_STR2CLS\b", text) else text
+
+
+_ADAPTERS = """
+PEFT_STR2CLS = {
+    "LoRA": LoRA, "lora": LoRA, "DoRA": DoRA, "dora": DoRA, "CanonicalLoRA": CanonicalLoRA, "canonical_lora": CanonicalLoRA,
+}
+"""
+
+
 def base_function(text: str) -> str:
     """The one function of a program that returns what a recipe makes; "" where there is none, or several."""
     functions = [node for node in syntax_of(text).body if isinstance(node, ast.FunctionDef)]
