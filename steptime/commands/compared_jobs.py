@@ -66,6 +66,7 @@ def read_jobs(paths: Sequence[str], options: Namespace) -> list[ComparedJob]:
         raise ConfigError(dict.fromkeys([*problems, *asked]))
     for each in found.values():
         plan_defaults.check_devices(options.devices, each.job.parallelism.devices, options.stated)
+        plan_defaults.check_counts(each.job, options.stated)
     return [found[n] for n in range(len(paths))]
 
 

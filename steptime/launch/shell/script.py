@@ -84,8 +84,9 @@ class Script(NamedTuple):
         return [f"{LAUNCHED}{counted(self.nodes, 'node')} with {counted(self.devices_per_node, 'process')}{each}"]
 
 
-_USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
-_USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
+USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
+USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
+"""Variables that every environment has, and those of the user's settings."""
 
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
@@ -186,7 +187,7 @@ def _read(
         return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
     if launch is None or problems:
         return nothing
-    read = {key: env[key] for key in scope.read if key in env and key not in _USUAL}
+    read = {key: env[key] for key in scope.read if key in env and key not in USUAL}
     return _launched(nothing._replace(environment=read, notes=tuple(notes)), launch, walk.scope)
 
 
