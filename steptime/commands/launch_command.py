@@ -153,6 +153,22 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
     return [f"to go on: {' '.join(command)}"]
 
 
+def for_one(typed: list[str], kind: str, paths: Sequence[str], problems_of: Mapping[str, Sequence[str]]) -> list[str]:
+    """How to complete one of the files that are compared alone: settings change all of them, also those that lack nothing."""
+    asked = {path: [fix for line in problems_of.get(path, ()) for fix in _options(line)] for path in paths}
+    lines = []
+    for path, fixes in asked.items():
+        own = [
+            fix for fix in dict.fromkeys(fixes) if "--set" in fix and any(fix not in other for other in asked.values())
+        ]
+        words = ["--from", kind, path, *(word for word in typed[1:] if word not in paths)]
+        if own and (again := retyped(words, {path: problems_of[path]})):
+            plan = f"{Path(named(path)[0]).stem}.yaml"
+            command = f"{again[0].removeprefix('to go on: ')} --save {plan}"
+            lines.append(f"({' '.join(own)} changes all files; for {path} alone: {command}, then compare {plan})")
+    return lines
+
+
 def _given(sources: Iterable[str]) -> list[str]:
     """Variables of the environment that these files read, as they are typed before a command."""
     files = (split_path(named(source)[0])[0] for source in sources)
