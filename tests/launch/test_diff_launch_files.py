@@ -122,7 +122,7 @@ def test_what_both_files_leave_open_is_asked_for_in_one_round(diff, script, tmp_
 
 
 def test_what_one_file_leaves_open_can_be_told_for_it_alone(diff, script, tmp_path, monkeypatch, capsys):
-    """--set model.vocab_sz would change b.sh too, which has 32,001 (NullTokenizer adds one); a plan of a.sh leaves it unchanged."""
+    """--set model.vocab_sz would change b.sh too, which has 32,001 (NullTokenizer adds one); a plan of a.sh leaves it."""
     monkeypatch.chdir(tmp_path)
     script("a.sh", "--global-batch-size 32")
     script("b.sh", "--global-batch-size 32")
