@@ -126,17 +126,14 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
     problems = [line for lines in problems_of.values() for line in lines]
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
     words = {source: _words_asked(lines) for source, lines in problems_of.items()}
-    unset = (found[1].split() for line in problems if (found := _VARIABLES.search(line)))
-    variables = list(dict.fromkeys(word for words_of_line in unset for word in words_of_line))
+    unset = " ".join(found[1] for line in problems if (found := _VARIABLES.search(line)))
+    variables = _given(problems_of) | dict.fromkeys(re.findall(r"\w+", unset), "...")
     other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
     asked = [[] if otherwise else _options(line) for line, otherwise in zip(problems, other, strict=True)]
-    if (
-        not (any(asked) or any(other))
-        or not all(map(max, map(bool, asked), left_out, other))
-        or max(words.values()) > 99
-    ):
+    answered = all(map(max, map(bool, asked), left_out, other))
+    if not (any(asked) or any(other)) or not answered or max(words.values()) > 99:
         return []
-    if any(_WORDS in line for source, lines in problems_of.items() for line in lines if not words[source]):
+    if any(_WORDS in line for source, found in words.items() if not found for line in problems_of[source]):
         return []
     more = [
         fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")
@@ -148,8 +145,8 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
     }
     typed = [filled.get(word, word) for word in typed]
     typed = _without(typed, {fix.split()[1].partition("=")[0] for fixes in asked for fix in fixes})
-    given = [word for word in _given(problems_of) if f"{word.partition('=')[0]}=..." not in variables]
-    command = [*given, *variables, "3dtrn", shlex.join(typed), *more, *["--allow-unmodeled"][: any(left_out)]]
+    before = [f"{name}={value}" for name, value in variables.items()]
+    command = [*before, "3dtrn", shlex.join(typed), *more, *["--allow-unmodeled"][: any(left_out)]]
     return [f"to go on: {' '.join(command)}"]
 
 
@@ -169,16 +166,12 @@ def for_one(typed: list[str], kind: str, paths: Sequence[str], problems_of: Mapp
     return lines
 
 
-def _given(sources: Iterable[str]) -> list[str]:
+def _given(sources: Iterable[str]) -> dict[str, str]:
     """Variables of the environment that these files read, as they are typed before a command."""
     files = (split_path(named(source)[0])[0] for source in sources)
     texts = [read_text(file) for file in files if Path(file).is_file()]
-    names = (name for text in texts for name in re.findall(r"(?:\$\{?|oc\.env:)(\w+)", text))
-    return [
-        f"{name}={shlex.quote(os.environ[name])}"
-        for name in dict.fromkeys(names)
-        if name in os.environ and name not in USUAL
-    ]
+    names = dict.fromkeys(name for text in texts for name in re.findall(r"(?:\$\{?|oc\.env:)(\w+)", text))
+    return {name: shlex.quote(os.environ[name]) for name in names if name in os.environ and name not in USUAL}
 
 
 def _words_asked(problems: Sequence[str]) -> int:

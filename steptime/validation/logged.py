@@ -131,11 +131,8 @@ def read_run(
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
         notes.append(f"data.gbs: {found.batch:,} in the lines used, not {job.data.gbs:,} ({plan or 'arguments'})")
         changes["data.gbs"] = found.batch
-        try:
-            job = to_job(reading, changes, allow_unmodeled=allow_unmodeled)
-        except ConfigError as error:
-            told = error.problems[0].removeprefix(f"{reading.source}: ")
-            raise ConfigError(f"{log.files[0]}: {notes[-1]}, of another job: {told}; give both of one job") from None
+        pair = reading._replace(source=f"{log.files[0]}: {notes[-1]}, which another job has")
+        job = to_job(pair, changes, allow_unmodeled=allow_unmodeled)
     config = {key: value for key, value in reading.config.items() if key != "notes"}
     for path, value in changes.items():
         put(config, path, value)

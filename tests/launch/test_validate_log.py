@@ -140,8 +140,8 @@ def test_a_batch_that_the_plan_cannot_have_is_told_with_both_numbers(capsys, tmp
                                        " data: {gbs: 64, seqlen: 2048, microbatch_sz: 1}}"])  # fmt: skip
     assert cli.main(["validate", "--log", str(log), "--plan", str(plan)]) == 2
     assert capsys.readouterr().err == (
-        f"{log}: data.gbs: 100 in the lines used, not 64 ({plan}), of another job: data.gbs: must be a multiple of "
-        "dp*microbatch_sz = 8 (got 100); nearest: 96 or 104; give both of one job\n"
+        f"{log}: data.gbs: 100 in the lines used, not 64 ({plan}), which another job has: data.gbs: must be a multiple of "
+        "dp*microbatch_sz = 8 (got 100); nearest: 96 or 104\n"
     )
 
 
