@@ -50,7 +50,7 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
     elif first in {"cat", "sed"} and node.to is not None:
         write_file(walk.expand, node, walk.nearby)
     elif first == "printf" and len(rest) > 2 and rest[0].text == "-v":
-        _printf(walk, [value.text for value in rest[1:] if value.text != "--"], node.line)
+        _printf(walk, [value.text for value in rest[1:]], node.line)
     elif first == "let":
         for value in rest:
             let(scope, value.text)
@@ -91,7 +91,7 @@ def _declare(walk: ControlFlow, first: str, node: Simple) -> None:
 
 def _printf(walk: ControlFlow, words: list[str], line: int) -> None:
     """The variable, or the element of an array, that `printf -v` sets."""
-    scope, (name, *more) = walk.scope, words
+    scope, name, more = walk.scope, words[0], words[2:] if words[1] == "--" else words[1:]
     text = formatted(more[0], more[1:]) if more and scope.known(more[0]) else None
     if text is None:
         text = scope.mark(f"${name}", Unknown(f"${name} in line {line} is of a printf that is not read"))
