@@ -59,7 +59,9 @@ def read_trainer(
     said = {*(item.key for item in given), *found.keys}
     keys.left_open |= of_unknown_trl(found.code, found.program, nearby, {*said, *own, *passed_in(found.code)})
     keys.left_open |= left_to_code(found.code, found.program, found.defaults, said, found.keys)
-    for why in set_up_in(found.code, said, set(own)):
+    texts = {**found.defaults, **found.keys, **{item.name: item.value for item in given}}
+    values = {key: scalar(value) if isinstance(value, str) else value for key, value in texts.items()}
+    for why in set_up_in(found.code, said, set(own), values):
         keys.assumed_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, nearby).reading()
 
