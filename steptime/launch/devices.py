@@ -243,8 +243,7 @@ def machine_told(sets: Sets) -> Machine | None:
 
 def on_node(sets: Sets) -> int | None:
     """Devices per node of the machine that the user names; None where none is named."""
-    machine = machine_told(sets)
-    return machine.devices_per_node if machine else None
+    return machine.devices_per_node if (machine := machine_told(sets)) else None
 
 
 def _launched(keys: JobKeys, ranks: int) -> int | None:
@@ -288,7 +287,7 @@ def data_parallel(
     """
     ranks = prod(degrees.values())
     dp, by_file = told_whole(keys.sets, "parallelism.dp"), devices
-    devices = _told_number(keys.sets) or devices
+    devices = (given := _told_number(keys.sets)) or devices
     if by_file is not None and (set_to := _set_to(keys.sets, degrees, by_file)) != by_file:
         keys.notes[:] = [note for note in keys.notes if not note.startswith(LAUNCHED)]
         keys.notes.append(f"{NOT_THE_FILES}{set_to:,}, while the file starts {by_file:,}")
@@ -296,5 +295,6 @@ def data_parallel(
         return dp
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+        fix = f" ({ranks}, {2 * ranks}, {3 * ranks} ... are){fix}" if given else fix
         keys.problem(f"world size {devices} is not a multiple of {words} = {ranks}{fix}")
     return max(devices // ranks, 1)

@@ -129,7 +129,8 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
     nearby = nearby or NearbyFiles()
     tree = parse_mapping(_filled(text, env), path)
     modules = tree.get("modules")
-    trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
+    kind = "post_trainer" if isinstance(modules, dict) and "post_trainer" in modules else "pre_trainer"
+    trainer = modules.get(kind) if isinstance(modules, dict) else None
     if not isinstance(trainer, dict):
         raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training config")
     overrides = trainer.get("overrides") or {}
@@ -137,8 +138,8 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
         raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
     framework = trainer.get("framework", "megatron")
     if framework not in ("megatron", "torchtitan", "maxtext"):
-        what = f"modules.pre_trainer.framework {framework}: only megatron's, torchtitan's and maxtext's are read"
-        raise ConfigError(f"{path}: {what}")
+        what = f"modules.{kind}.framework {framework}: only megatron's, torchtitan's and maxtext's are read"
+        raise ConfigError(f"{path}: {what}; write a plan with its settings (3dtrn init)")
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     if framework == "torchtitan":
         return read_over_torchtitan(path, trainer, name, env, sets, nearby)

@@ -9,6 +9,7 @@ from test_files_of_forks import SETS, asked, written
 
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.model.blocks import n_params
 
 JOB = """\
     {
@@ -158,3 +159,18 @@ def test_a_script_of_srun_is_of_the_kind_of_its_config(tmp_path: Path) -> None:
     )
     job = to_job(read("auto", str(tmp_path / "run.sh"), SETS), SETS)
     assert (job.model.n_layers, job.parallelism.dp, job.data.gbs) == (8, 16, 64)
+
+
+def test_norms_of_queries_and_keys_over_all_heads(tmp_path: Path) -> None:
+    """ParallelSelfAttention: norms of 4 heads x 64 with one weight each, RMSNorm's: two of 256 in a layer more than without.
+
+    norm_placement olmo3 (GeodesicResearch/geodesic-gpt-neox): norms of outputs, as many as those of inputs.
+    """
+    job = JOB % '"norm": "rmsnorm", "padded_vocab_size": 1024, "te_mha": true%s'
+    plain = to_job(written(tmp_path, "job.yml", job % "", devices=8), SETS | {"devices": 8}).model
+    own = '"use_qk_layernorm": true, "use_separate_qk_norms": true, "norm_placement": "olmo3"'
+    reading = written(tmp_path, "own.yml", job % f", {own}", devices=8)
+    model = to_job(reading, SETS | {"devices": 8}).model
+    assert n_params(model) == n_params(plain) + 8 * 2 * 256
+    assert (model.qk_norm_type, model.pre_norms, model.post_norms) == ("per_layer", False, True)
+    assert not [flag for flag in reading.of("irrelevant") if "its name suggests no cost" in flag.note]

@@ -138,11 +138,15 @@ def test_a_key_that_changes_cost_is_not_passed_over(tmp_path: Path, kind: str, t
     assert [flag.status for flag in reading.flags if flag.name.lstrip("-") == key] == [status]
 
 
-def test_axolotls_bf16_goes_before_bfloat16(tmp_path: Path) -> None:
-    """resolve_dtype: `cfg.bf16 or cfg.bfloat16`; autocast is by bf16 alone."""
-    (tmp_path / "job.yaml").write_text(f"{_AXOLOTL}bf16: true\nbfloat16: true\nfloat16: true\n", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("words", "refused"), [("bf16: true\nfloat16: true\n", []), ("", []), ("fp16: true\n", ["bfloat16"])]
+)
+def test_axolotls_bf16_goes_before_bfloat16(tmp_path: Path, words: str, refused: list[str]) -> None:
+    """resolve_dtype: `cfg.bf16 or cfg.bfloat16`; autocast is by bf16 alone, auto where neither it nor fp16 is said."""
+    (tmp_path / "job.yaml").write_text(f"{_AXOLOTL}bfloat16: true\n{words}", encoding="utf-8")
     reading = read("axolotl", str(tmp_path / "job.yaml"), {"devices": 8})
-    assert (reading.config["performance"]["precision"], reading.of("unmodeled")) == ("bf16", [])
+    assert [flag.name for flag in reading.of("unmodeled")] == refused
+    assert refused or reading.config["performance"]["precision"] == "bf16"
 
 
 @pytest.mark.parametrize(("word", "count"), [("default", 0), ("classification", 1)])

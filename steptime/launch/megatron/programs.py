@@ -36,7 +36,7 @@ def own_model(program: str, nearby: NearbyFiles | None, variables: Mapping[str, 
     model.
     """
     code = _over_megatron(program, nearby)
-    found = {program: "frozen weights, set up by its code"} if code and freezes(code) else dict[str, str]()
+    found = {program: f"{frozen}, set up by its code"} if code and (frozen := freezes(code)) else dict[str, str]()
     for node in ast.walk(syntax_of(code)) if code else ():
         if isinstance(node, ast.Call) and _name(node.func) == "TransformerConfig" and _of_some_flags(node):
             what = "a TransformerConfig of its own from some of its flags, with other defaults for the rest"

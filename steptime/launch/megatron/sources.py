@@ -117,7 +117,7 @@ def _from_words(
     launcher: Mapping[str, Any] | None = None,
     devices: int | None = None,
 ) -> Reading:
-    said = yaml_arguments.over(arguments_of(words), path, script, nearby)
+    said = yaml_arguments.over(arguments_of(words, wordless=bool(script and script.wordless)), path, script, nearby)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
     keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
     keys.launcher, keys.nearby, keys.tokenizer = launcher, nearby or NearbyFiles(), script.tokenizer if script else ""

@@ -64,6 +64,9 @@ def object_keys(
     backend = re.fullmatch(r".*\((\d)\)", str(keys.get("attention_backend")))
     if backend and int(backend[1]) < len(_BACKENDS):
         keys.put("attention_backend", _BACKENDS[int(backend[1])])
+    elif re.fullmatch(r"\w+", word := str(keys.get("attention_backend"))) and word not in _BACKENDS:
+        keys.put("attention_backend", "auto")  # equal to none of AttnBackend's members (language_module.py)
+        keys.without_effect("attention_backend", "no member of AttnBackend: TransformerEngine chooses the backend")
     return keys
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from steptime.launch.devices import OF_OPTIONS
-from steptime.launch.shell.assignments import assign, let, read_names, write_file
+from steptime.launch.shell.assignments import assign, formatted, let, read_names, write_file
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.control_flow import ControlFlow, LeaveError, Left
+from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.scope import Unknown, Value
 from steptime.launch.shell.statements import ASSIGNMENT, Simple
 
@@ -33,6 +35,10 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
     if first in _DECLARE:
         _declare(walk, first, node)
     elif first == "unset":
+        if rest and rest[0].text == "-n":
+            for value in rest[1:]:
+                scope.restore(value.text, (None, False, False, {value.text}))
+            return "ran"
         for value in rest:
             if element := re.fullmatch(r"(\w+)\[.*\]", value.text):
                 why = Unknown(f"line {node.line} unsets one of its elements")
@@ -43,6 +49,8 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
         read_names(walk.expand, node, [word.text for word in rest])
     elif first in {"cat", "sed"} and node.to is not None:
         write_file(walk.expand, node, walk.nearby)
+    elif first == "printf" and len(rest) > 2 and rest[0].text == "-v":
+        _printf(walk, [value.text for value in rest[1:]], node.line)
     elif first == "let":
         for value in rest:
             let(scope, value.text)
@@ -65,14 +73,30 @@ def _declare(walk: ControlFlow, first: str, node: Simple) -> None:
         name = found[1] if found else word.text
         if own and name.isidentifier():
             walk.locals[-1].setdefault(name, walk.scope.kept(name))
+            walk.scope.refer(name, {name})
             if found is None:
-                walk.scope.restore(name, None)
+                walk.scope.restore(name, (None, False, False, {name}))
         if "i" in options and first != "export":
             walk.scope.integers.add(name)
-        if found is not None:
-            assign(walk.expand, word)
-            if "n" in options and first != "export":
+        if found is not None and "n" in options and first != "export":
+            walk.scope.refer(name, {name})
+            target = walk.expand.text(found[4], word.line)
+            if target.isidentifier() and target != name:
+                walk.scope.restore(name, walk.scope.kept(target))
+            else:
                 walk.scope.put(name, walk.scope.mark(f"${name}", Unknown(f"${name} is a reference")), node.line)
+        elif found is not None:
+            assign(walk.expand, word)
+
+
+def _printf(walk: ControlFlow, words: list[str], line: int) -> None:
+    """The variable, or the element of an array, that `printf -v` sets."""
+    scope, name, more = walk.scope, words[0], words[2:] if words[1] == "--" else words[1:]
+    text = formatted(more[0], more[1:]) if more and scope.known(more[0]) else None
+    if text is None:
+        text = scope.mark(f"${name}", Unknown(f"${name} in line {line} is of a printf that is not read"))
+    if ASSIGNMENT.fullmatch(f"{name}="):
+        assign(walk.expand, Token(f"{name}={shlex.quote(text)}", line))
 
 
 def _getopts(walk: ControlFlow, letters: str, name: str) -> Outcome:

@@ -20,6 +20,11 @@ DEVICES_OF_JOB = "devices of the job"
 DEVICES_ON_NODE = "devices on a node"
 """The name, invalid for a variable, of what nvidia-smi and torch.cuda.device_count() count: those of the chosen machine."""
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_SOURCES_ARGUMENT = re.compile(r" sources \$\{?(\d)\b")
+"""Of the note on a file that was not found, where its name is an argument that the script is not given."""
+_MOST_CHOICES = 16
+Kept: TypeAlias = "tuple[list[Value] | None, bool, bool, set[str]]"
+"""A variable as it was: its values, whether it is an array, whether it has indices of its own, and `Scope.same`."""
 
 
 class Value(NamedTuple):
@@ -85,17 +90,9 @@ class Reason(NamedTuple):
     """Whether it is a variable that is not set: tests treat it as empty."""
 
 
-Kept: TypeAlias = "tuple[list[Value], bool, bool] | None"
-"""A variable as it was: its values, whether it is an array, and whether it has indices of its own; None: not set."""
-
-
 def clean(text: str) -> str:
     """A text without the characters that mark missing values."""
     return text.replace(_OPEN, "").replace(_CLOSE, "")
-
-
-_SOURCES_ARGUMENT = re.compile(r" sources \$\{?(\d)\b")
-"""Of the note on a file that was not found, where its name is an argument that the script is not given."""
 
 
 class Scope:
@@ -107,6 +104,8 @@ class Scope:
         self.read: set[str] = set()
         """Variables of the environment that the script reads."""
         self.arrays: set[str] = set()
+        self.same: dict[str, set[str]] = {}
+        """The names that stand for one variable, by each of them: of a reference (declare -n) and what it refers to."""
         self.named: set[str] = set()
         """Arrays whose indices are not 0, 1, 2 and so on, as far as is known."""
         self.cleared: set[str] = set()
@@ -129,7 +128,7 @@ class Scope:
         """A copy of the variables for independent changes; reasons are shared."""
         other = copy(self)
         other.values, other.arrays = dict(self.values), set(self.arrays)
-        other.named, other.cleared = set(self.named), set(self.cleared)
+        other.named, other.cleared, other.same = set(self.named), set(self.cleared), dict(self.same)
         return other
 
     def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:
@@ -157,13 +156,11 @@ class Scope:
 
     def cause(self, text: str, otherwise: str) -> Unknown:
         """Why the first missing value of a text is missing."""
-        reasons = self.reasons_of(text)
-        return reasons[0].cause if reasons else Unknown(otherwise)
+        return reasons[0].cause if (reasons := self.reasons_of(text)) else Unknown(otherwise)
 
     def _alone(self, text: str) -> Reason | None:
         """The reason of a text that is one missing value and nothing else."""
-        found = _MARK.fullmatch(text)
-        return self.reasons[int(found[1])] if found else None
+        return self.reasons[int(found[1])] if (found := _MARK.fullmatch(text)) else None
 
     def given_outside(self, text: str, name: str, why: str) -> str:
         """A default that is one missing value for this reason: the user may give the variable in its place."""
@@ -174,8 +171,7 @@ class Scope:
 
     def unset_variable(self, text: str) -> str:
         """The name of a variable that is not set, if the text is just that variable; "" otherwise."""
-        reason = self._alone(text)
-        return reason.shown[1:] if reason is not None and reason.unset else ""
+        return reason.shown[1:] if (reason := self._alone(text)) and reason.unset else ""
 
     def shown(self, text: str) -> str:
         """A text with its marks in the script's spelling."""
@@ -199,36 +195,43 @@ class Scope:
 
     def put(self, name: str, text: str, line: int) -> None:
         """Set a plain variable."""
-        self.values[name] = [Value(text, line)]
-        self.arrays.discard(name)
-        self.cleared.discard(name)
+        names = self.same.get(name, {name})
+        self.values |= {one: [Value(text, line)] for one in names}
+        self.arrays -= names
+        self.cleared -= names
 
     def kept(self, name: str) -> Kept:
         """A variable as it is, for `restore`."""
-        found = self.values.get(name)
-        return None if found is None else (found, name in self.arrays, name in self.named)
+        return self.values.get(name), name in self.arrays, name in self.named, self.same.get(name, {name})
 
     def restore(self, name: str, kept: Kept) -> None:
         """Make a variable what it was."""
-        values, array, named = kept or (None, False, False)
-        if values is None:
-            self.values.pop(name, None)
-        else:
-            self.values[name] = values
+        values, array, named, same = kept
+        self.refer(name, same)
+        self.values.pop(name, None)
+        self.values |= {name: values} if values is not None else {}
+        self.cleared.discard(name)
         self.arrays = self.arrays - {name} | ({name} if array else set())
         self.named = self.named - {name} | ({name} if named else set())
 
     def put_array(self, name: str, elements: list[Value]) -> None:
         """Set an array."""
-        self.values[name] = elements
-        self.arrays.add(name)
-        self.named.discard(name)
-        self.cleared.discard(name)
+        names = self.same.get(name, {name})
+        self.values |= dict.fromkeys(names, elements)
+        self.arrays |= names
+        self.named -= names
+        self.cleared -= names
+
+    def refer(self, name: str, same: set[str]) -> None:
+        """Make a name one of these for one variable, and no longer one of others."""
+        others = self.same.pop(name, set()) - {name}
+        self.same |= dict.fromkeys(others, others)
+        self.same |= dict.fromkeys(same | {name}, same | {name}) if same != {name} else {}
 
     def clear(self, name: str, line: int) -> None:
         """What `unset` does."""
         self.put(name, "", line)
-        self.cleared.add(name)
+        self.cleared |= self.same.get(name, {name})
 
     def arithmetic(self, text: str, shown: str) -> str:
         """The value of a whole-number expression, or a mark."""
@@ -251,9 +254,6 @@ class Scope:
         if (result := arithmetic(text, lookup)) is not None:
             return str(result)
         return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is not integer arithmetic"))
-
-
-_MOST_CHOICES = 16
 
 
 def _choices(scope: Scope, texts: list[str]) -> tuple[str, ...]:

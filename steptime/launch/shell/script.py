@@ -22,7 +22,7 @@ from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import COUNTS, Word, size_of
+from steptime.launch.shell.processes import COUNTS, Size, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Unknown, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
@@ -84,8 +84,9 @@ class Script(NamedTuple):
         return [f"{LAUNCHED}{counted(self.nodes, 'node')} with {counted(self.devices_per_node, 'process')}{each}"]
 
 
-_USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
-_USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
+USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
+USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
+"""Variables that every environment has, and those of the user's settings."""
 
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
@@ -186,7 +187,7 @@ def _read(
         return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
     if launch is None or problems:
         return nothing
-    read = {key: env[key] for key in scope.read if key in env and key not in _USUAL}
+    read = {key: env[key] for key in scope.read if key in env and key not in USUAL}
     return _launched(nothing._replace(environment=read, notes=tuple(notes)), launch, walk.scope)
 
 
@@ -220,8 +221,19 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
             *found.notes,
             *([taken(size.devices, size.default)] if size.devices and size.default else []),
             *_of_commands(words[launch.at :]),
+            *_of_job(size, variables, launch.command.line),
         ),
     )
+
+
+def _of_job(size: Size, variables: dict[str, str], line: int) -> Iterator[str]:
+    """A line where the command starts other nodes than the job has, or more processes on them than it has devices."""
+    nodes, devices = (variables.get(name, "") for name in ("SLURM_NNODES", "SLURM_GPUS_PER_NODE"))
+    if size.nodes and nodes.isdecimal() and int(nodes) != size.nodes and not size.default:
+        yield f"line {line} starts {counted(size.nodes, 'node')}, which are counted; Slurm gives the job {nodes}"
+    if size.per_node and devices.isdecimal() and 0 < int(devices) < size.per_node and not size.default:
+        told = f"line {line} starts {counted(size.per_node, 'process')} on a node, which are counted"
+        yield f"{told}; Slurm gives the job {counted(int(devices), 'device')} there"
 
 
 def _without_nodes(unknown: Unknown) -> Unknown:

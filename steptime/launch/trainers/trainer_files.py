@@ -41,8 +41,11 @@ from steptime.launch.trainers.trl_defaults import of_trl
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """Keys with a switch no_X as X, where the trainer has only X; and what a key implies where nothing else is said."""
     found: dict[str, Any] = {}
+    unsaid = (
+        {} if said.get("fp16") else {key: value for key, (_, value) in table.defaults.items()}
+    )  # "auto" gives way to fp16
     for name, others in (table.raw.get("superseded") or {}).items():
-        if any(said.get(other) for other in others):
+        if any(said.get(other, unsaid.get(other)) for other in others):
             said = {key: value for key, value in said.items() if key != name}
     for by, more in (table.raw.get("implied") or {}).items():
         said = more | said if by in said else said

@@ -26,7 +26,7 @@ from steptime.launch.trainers.adapters import put_adapters, switched
 from steptime.launch.trainers.figures import Figures, size_of
 from steptime.launch.trainers.olmo_core import program_of
 from steptime.launch.trainers.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
-from steptime.launch.trainers.trainer_kernels import put_kernels, put_model_kernels
+from steptime.launch.trainers.trainer_kernels import kind_of_model, put_kernels, put_model_kernels
 from steptime.launch.trainers.trainer_sharding import put_fsdp, put_pipeline_engine, put_zero
 from steptime.launch.trainers.trl_defaults import of_unknown_trl
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
@@ -59,7 +59,9 @@ def read_trainer(
     said = {*(item.key for item in given), *found.keys}
     keys.left_open |= of_unknown_trl(found.code, found.program, nearby, {*said, *own, *passed_in(found.code)})
     keys.left_open |= left_to_code(found.code, found.program, found.defaults, said, found.keys)
-    for why in set_up_in(found.code, said, set(own)):
+    texts = {**found.defaults, **found.keys, **{item.name: item.value for item in given}}
+    values = {key: scalar(value) if isinstance(value, str) else value for key, value in texts.items()}
+    for why in set_up_in(found.code, said, set(own), values):
         keys.assumed_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, nearby).reading()
 
@@ -129,6 +131,8 @@ class _Plan(Figures):
         if width := self.mlp_width(config["model"]):
             config["model"]["inter_sz"] = width
         self._model()
+        if config["model"] and kind_of_model(config["model"])[1] and keys.get("num_experts") is None:
+            keys.put("num_experts", "several", by="the model")
         put_model_kernels(self, config)
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))
