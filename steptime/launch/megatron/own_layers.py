@@ -43,6 +43,8 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
         keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
     elif "--use-legacy-models" in parser:
         keys.defaults |= {"use_legacy_models": ("--use-legacy-models", False)}
+    if "'--overlap-p2p-communication'," in parser:
+        keys.defaults |= {"overlap_p2p_comm": ("--overlap-p2p-communication", False)}
     if "transformer_impl" in keys.values or "transformer_impl" not in keys.defaults:
         return
     of_core = asks and "use_te" not in program

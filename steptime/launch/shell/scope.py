@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import copy
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from steptime.launch.shell.arithmetic import arithmetic, whole
@@ -278,6 +279,19 @@ def _before(texts: list[str]) -> str:
     return least if whole else ""
 
 
+def _in_all(lists: list[list[str]]) -> int:
+    """How many words of an array come before those that some tests add (ARGS+=(--flag value)); what differs begins with flags.
+
+    >>> _in_all([["--lr", "1"], ["--lr", "1", "--bf16"]]), _in_all([["--lr", "1"], ["--lr", "2"]]), _in_all([])
+    (2, 0, 0)
+    """
+    same = len([*takewhile(lambda words: len({*words}) == 1, zip(*lists, strict=False))])
+    ends = (
+        at for at in range(same, 0, -1) if all(text[at : at + 1] == [] or text[at].startswith("-") for text in lists)
+    )
+    return next(ends, 0)
+
+
 def merged(scopes: list[Scope], cause: Unknown) -> Scope:
     """One scope from several possible ones: a variable keeps its value where all agree."""
     joined = scopes[0].copy()
@@ -290,11 +304,14 @@ def merged(scopes: list[Scope], cause: Unknown) -> Scope:
             continue
         whole = [" ".join(text or []) for text in texts]
         before = _before(whole) if name not in joined.arrays and all(len(text or []) == 1 for text in texts) else ""
-        choices = _choices(joined, [text[len(before) :] for text in whole])
-        before, choices = (before, choices) if choices else ("", _choices(joined, whole))
+        lists = [text or [] for text in texts] if all(name in scope.arrays for scope in scopes) else []
+        first = _in_all(lists)
+        added = [" ".join(text[first:]) for text in lists] if first else [text[len(before) :] for text in whole]
+        choices = _choices(joined, added)
+        before, first, choices = (before, first, choices) if choices else ("", 0, _choices(joined, whole))
         mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}", choices=choices))
         line = max(item.line for value in values for item in value or []) if any(values) else 0
-        joined.values[name] = [Value(f"{before} {mark}" if before else mark, line)]
+        joined.values[name] = [*(values[0] or [])[:first], Value(f"{before} {mark}" if before else mark, line)]
         if any(name in scope.arrays for scope in scopes):
             joined.arrays.add(name)
     return joined
