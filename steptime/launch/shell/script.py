@@ -177,21 +177,28 @@ def _read(
     tokenizer = _first(_OFFICIAL, text).lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     nothing = nothing._replace(tokenizer=tokenizer, container=_first(_CONTAINER, text))
-    fragments, starts = _fragments(walk.scope, name) if launch is None else ([], [])
-    if fragments and (unknown := _unknown_flags(walk.scope)):
-        return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
-    size = size_of([Word("torchrun", 1), *starts], ["torchrun"], {}) if starts else None
-    if fragments and size and size.devices and not size.default:
-        nothing = nothing._replace(nodes=size.nodes, devices_per_node=size.per_node, devices=size.devices)
-        return nothing._replace(arguments=fragments, problems=[])
-    if fragments:
-        fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
-        unclear = [f"no launch command: number of devices unknown; {fix}"]
-        return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
+    if launch is None and (flags := _of_fragments(nothing, walk, name)):
+        return flags
     if launch is None or problems:
         return nothing
     read = {key: env[key] for key in scope.read if key in env and key not in _USUAL}
     return _launched(nothing._replace(environment=read, notes=tuple(notes)), launch, walk.scope)
+
+
+def _of_fragments(nothing: Script, walk: DryRun, name: str) -> Script | None:
+    """A script without a launch command whose variables hold flags, with the processes of torchrun's among them."""
+    fragments, starts = _fragments(walk.scope, name)
+    if not fragments:
+        return None
+    if unknown := _unknown_flags(walk.scope):
+        return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
+    size = size_of([Word("torchrun", 1), *starts], ["torchrun"], {})
+    if starts and size.devices and not size.default:
+        nothing = nothing._replace(nodes=size.nodes, devices_per_node=size.per_node, devices=size.devices)
+        return nothing._replace(arguments=fragments, problems=[])
+    fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
+    unclear = [f"no launch command: number of devices unknown; {fix}"]
+    return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
