@@ -193,12 +193,11 @@ def _of_fragments(nothing: Script, walk: DryRun, name: str) -> Script | None:
     if unknown := _unknown_flags(walk.scope):
         return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
     size = size_of([Word("torchrun", 1), *starts], ["torchrun"], {})
+    found = nothing._replace(arguments=fragments, problems=[])
     if starts and size.devices and not size.default:
-        nothing = nothing._replace(nodes=size.nodes, devices_per_node=size.per_node, devices=size.devices)
-        return nothing._replace(arguments=fragments, problems=[])
+        return found._replace(nodes=size.nodes, devices_per_node=size.per_node, devices=size.devices)
     fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
-    unclear = [f"no launch command: number of devices unknown; {fix}"]
-    return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
+    return found._replace(unclear=[f"no launch command: number of devices unknown; {fix}"])
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
