@@ -24,7 +24,7 @@ def put_spec(keys: JobKeys) -> None:
     module, _, function = " ".join(keys.words("spec")).partition(" ")
     if module == "megatron.core.models.gpt.gpt_layer_specs" and function in _SPECS and not keys.on("qk_layernorm"):
         keys.put("transformer_impl", _SPECS[function], by=keys.name("spec"))
-        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", False)}
+        keys.defaults |= {"use_legacy_models": ("use_legacy_models", False)}
         keys.without_effect("spec", f"the layers of --transformer-impl {_SPECS[function]}")
 
 
@@ -40,11 +40,11 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     parser = next(filter(None, parsers), "")
     asks = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys()
     if parser and not asks and _OFF_BY_DEFAULT.search(parser) and "--use-legacy-models" not in parser:
-        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
+        keys.defaults |= {"use_legacy_models": ("use_legacy_models", True)}
     elif "--use-legacy-models" in parser:
-        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", False)}
+        keys.defaults |= {"use_legacy_models": ("use_legacy_models", False)}
     if "'--overlap-p2p-communication'," in parser:
-        keys.defaults |= {"overlap_p2p_comm": ("--overlap-p2p-communication", False)}
+        keys.defaults |= {"overlap_p2p_comm": ("overlap_p2p_communication", False)}
     if "transformer_impl" in keys.values or "transformer_impl" not in keys.defaults:
         return
     of_core = asks and "use_te" not in program
@@ -54,7 +54,7 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
         why = f"the container pytorch:{script.container} has no TransformerEngine"
     else:
         return
-    keys.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
+    keys.defaults |= {"transformer_impl": ("transformer_impl", "local")}
     keys.notes.append(f"Megatron's own layers: {why}")
 
 
