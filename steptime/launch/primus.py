@@ -268,7 +268,7 @@ def _model_file(
         raise ConfigError(f"{above[-1]}: extends: {name} extends itself")
     found = _yaml(_filled(nearby.needed(file, f"{(*above, name)[-2 if above else -1]}: extends"), env), name)
     below: dict[str, Any] = {}
-    bases = found.pop("extends", None) or []
+    bases = found.pop("extends", None) or found.pop("bases", None) or []  # its name up to November 2025
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
             raise ConfigError(f"{name}: extends: expected names of files (got {show(base)})")
