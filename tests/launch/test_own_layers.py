@@ -171,3 +171,19 @@ def test_the_parser_of_a_checkout_four_folders_up(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert attention(tmp_path / "scripts" / "site" / "model", RUN)[0] == "unfused"
+
+
+def test_experts_of_a_checkout_without_a_choice_of_their_number(tmp_path):
+    """Core 0.4 and before: SwitchMLP gives each token one expert, by Sinkhorn's algorithm; core 0.5 has --moe-router-topk 2."""
+
+    def experts(parser, more=""):
+        files = {"pretrain_gpt.py": "import megatron\n", "megatron/arguments.py": parser}
+        attention(tmp_path, RUN, files, f"--num-experts 8 --transformer-impl transformer_engine {more}")
+        found = read("megatron", str(tmp_path / "examples" / "run.sh"), HARDWARE).config["model"]["moe"]
+        return found["experts_per_token"], found["load_balancing"]
+
+    older = "group.add_argument('--num-experts', type=int, default=None)\n"
+    newer = older + "group.add_argument('--moe-router-topk', type=int, default=2)\n"
+    assert experts(older) == (1, "sinkhorn")
+    assert experts(newer)[0] == 2
+    assert experts(newer, "--use-legacy-models") == (1, "sinkhorn")
