@@ -176,7 +176,13 @@ def test_a_flavor_of_deepseek_that_a_fork_has(tmp_path: Path) -> None:
     assert moe == (16, 256, 4, 2)
     assert (model.attention.kind, model.attention.kv_lora_rank, model.attention.q_lora_rank) == ("mla", 128, None)
     assert found.parallelism.dp == 4
-    (at / "__init__.py").write_text(DEEPSEEK.format(more=", num_expert_groups=2"))
+    for groups, limit, said in ((1, 1, (None, None)), (8, 4, (8, 4))):
+        more = f", num_expert_groups={groups}, num_limited_groups={limit}"
+        (at / "__init__.py").write_text(DEEPSEEK.format(more=more))
+        moe = to_job(read("auto", str(config), HARDWARE), HARDWARE).model.moe
+        assert moe is not None
+        assert (moe.n_groups, moe.node_limit) == said
+    (at / "__init__.py").write_text(DEEPSEEK.format(more=", capacity=2"))
     with pytest.raises(ConfigError, match=r"unknown flavor of deepseek_v3 \(got '5B'\)"):
         read("auto", str(config), HARDWARE)
 

@@ -173,11 +173,14 @@ def _put_engine(keys: JobKeys, nearby: NearbyFiles | None) -> None:
 
 def _unknown_stage(keys: JobKeys, nearby: NearbyFiles | None) -> str:
     """A message that only a ds_config, which was not found, states the ZeRO stage; "" otherwise."""
-    named = keys.get("deepspeed_config") if keys.on("deepspeed") else None
-    if named is None or "zero_stage" in keys.values or (nearby is not None and nearby.text(str(named)) is not None):
+    named = keys.get("deepspeed_config")
+    found = named is not None and nearby is not None and nearby.text(str(named)) is not None
+    if not keys.on("deepspeed") or "zero_stage" in keys.values or found:
         return ""
-    what = f"ds_config {named} was not found" if named not in ("", True) else "--deepspeed_config has no value"
-    return f"{what}, so the ZeRO stage is unknown; add --set parallelism.zero_level=N, or the file --with FILE"
+    said = "is not given" if named is None else "has no value" if named in ("", True) else ""
+    what = f"--deepspeed_config {said}" if said else f"ds_config {named} was not found"
+    fix = "add --set parallelism.zero_level=N" + ", or the file --with FILE" * (named is not None)
+    return f"{what}, so the ZeRO stage is unknown; {fix}"
 
 
 def _on_machine(reading: Reading, script: Script) -> Reading:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from steptime.launch.shell.arithmetic import arithmetic, whole
 
-_OPEN, _CLOSE = "\ue000", "\ue001"
+OPEN, CLOSE = "\ue000", "\ue001"
 """Encloses the number of a reason in the middle of a text, in place of a missing value."""
 NODES_OF_JOB = "nodes of the job"
 """The name, invalid for a variable, of what commands over the job's list of nodes count."""
@@ -19,10 +19,9 @@ DEVICES_OF_JOB = "devices of the job"
 """The name, invalid for a variable, of what ds_ssh counts: all devices of the job."""
 DEVICES_ON_NODE = "devices on a node"
 """The name, invalid for a variable, of what nvidia-smi and torch.cuda.device_count() count: those of the chosen machine."""
-_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_MARK = re.compile(f"{OPEN}(\\d+){CLOSE}")
 _SOURCES_ARGUMENT = re.compile(r" sources \$\{?(\d)\b")
 """Of the note on a file that was not found, where its name is an argument that the script is not given."""
-_MOST_CHOICES = 16
 Kept: TypeAlias = "tuple[list[Value] | None, bool, bool, set[str]]"
 """A variable as it was: its values, whether it is an array, whether it has indices of its own, and `Scope.same`."""
 
@@ -92,7 +91,7 @@ class Reason(NamedTuple):
 
 def clean(text: str) -> str:
     """A text without the characters that mark missing values."""
-    return text.replace(_OPEN, "").replace(_CLOSE, "")
+    return text.replace(OPEN, "").replace(CLOSE, "")
 
 
 class Scope:
@@ -136,7 +135,7 @@ class Scope:
         reason = Reason(shown, cause, unset)
         if reason not in self.reasons:
             self.reasons.append(reason)
-        return f"{_OPEN}{self.reasons.index(reason)}{_CLOSE}"
+        return f"{OPEN}{self.reasons.index(reason)}{CLOSE}"
 
     def unset(self, name: str) -> str:
         """The mark of a variable that is not set."""
@@ -179,7 +178,7 @@ class Scope:
 
     def known(self, text: str) -> bool:
         """Whether all parts of a text have a value."""
-        return _OPEN not in text
+        return OPEN not in text
 
     def get(self, name: str) -> Value | None:
         """The value of a variable, for an array its first element; None where it is not set."""
@@ -254,47 +253,3 @@ class Scope:
         if (result := arithmetic(text, lookup)) is not None:
             return str(result)
         return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is not integer arithmetic"))
-
-
-def _choices(scope: Scope, texts: list[str]) -> tuple[str, ...]:
-    """These texts, with what earlier tests leave open in them spelled out; none where no text is a flag, or there are many."""
-    found = list(dict.fromkeys(texts))
-    for at in range(len(scope.reasons)):
-        mark, several = f"{_OPEN}{at}{_CLOSE}", scope.reasons[at].cause.choices
-        if several and any(mark in text for text in found):
-            found = [text.replace(mark, choice) for text in found for choice in several]
-    flags = any(text.lstrip().startswith("-") for text in found)
-    return tuple(dict.fromkeys(found)) if flags and len(found) <= _MOST_CHOICES else ()
-
-
-def _before(texts: list[str]) -> str:
-    """The text to which some tests add words (CMD="$CMD --flag"), as all of these begin with it; "" where they do not.
-
-    >>> _before(["torchrun train.py", "torchrun train.py --bf16"]), _before(["--lr 1", "--lr 10"])
-    ('torchrun train.py', '')
-    """
-    least = min(texts, key=len).rstrip()
-    whole = all(text.startswith(least) and not text[len(least) :][:1].strip() for text in texts)
-    return least if whole else ""
-
-
-def merged(scopes: list[Scope], cause: Unknown) -> Scope:
-    """One scope from several possible ones: a variable keeps its value where all agree."""
-    joined = scopes[0].copy()
-    joined.named = {name for scope in scopes for name in scope.named}
-    joined.cleared = {name for name in joined.cleared if all(name in scope.cleared for scope in scopes)}
-    for name in {name for scope in scopes for name in scope.values}:
-        values = [scope.values.get(name) for scope in scopes]
-        texts = [None if value is None else [item.text for item in value] for value in values]
-        if all(text == texts[0] for text in texts):
-            continue
-        whole = [" ".join(text or []) for text in texts]
-        before = _before(whole) if name not in joined.arrays and all(len(text or []) == 1 for text in texts) else ""
-        choices = _choices(joined, [text[len(before) :] for text in whole])
-        before, choices = (before, choices) if choices else ("", _choices(joined, whole))
-        mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}", choices=choices))
-        line = max(item.line for value in values for item in value or []) if any(values) else 0
-        joined.values[name] = [Value(f"{before} {mark}" if before else mark, line)]
-        if any(name in scope.arrays for scope in scopes):
-            joined.arrays.add(name)
-    return joined

@@ -178,17 +178,27 @@ def _read(
     tokenizer = _first(_OFFICIAL, text).lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     nothing = nothing._replace(tokenizer=tokenizer, container=_first(_CONTAINER, text))
-    fragments = _fragments(walk.scope, name) if launch is None else []
-    if fragments and (unknown := _unknown_flags(walk.scope)):
-        return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
-    if fragments:
-        fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
-        unclear = [f"no launch command: number of devices unknown; {fix}"]
-        return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
+    if launch is None and (flags := _of_fragments(nothing, walk, name)):
+        return flags
     if launch is None or problems:
         return nothing
     read = {key: env[key] for key in scope.read if key in env and key not in USUAL}
     return _launched(nothing._replace(environment=read, notes=tuple(notes)), launch, walk.scope)
+
+
+def _of_fragments(nothing: Script, walk: DryRun, name: str) -> Script | None:
+    """A script without a launch command whose variables hold flags, with the processes of torchrun's among them."""
+    fragments, starts = _fragments(walk.scope, name)
+    if not fragments:
+        return None
+    if unknown := _unknown_flags(walk.scope):
+        return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
+    size = size_of([Word("torchrun", 1), *starts], ["torchrun"], {})
+    found = nothing._replace(arguments=fragments, problems=[])
+    if starts and size.devices and not size.default:
+        return found._replace(nodes=size.nodes, devices_per_node=size.per_node, devices=size.devices)
+    fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
+    return found._replace(unclear=[f"no launch command: number of devices unknown; {fix}"])
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
@@ -273,18 +283,20 @@ def _gpu(headers: list[tuple[str, str]]) -> str:
     return next((found[1] for found in said if found), "")
 
 
-def _fragments(scope: Scope, name: str) -> list[Word]:
-    """The flags in variables, without variables that another one contains; none where they are not training flags."""
+def _fragments(scope: Scope, name: str) -> tuple[list[Word], list[Word]]:
+    """The flags in variables, without variables that another one contains, and those of torchrun; none without training flags."""
     expand = Expander(scope, name)
     held = [(key, values) for key, values in scope.values.items() if key not in scope.outside]
     texts = [" ".join(value.text for value in values).strip() for _, values in held]
-    words: list[Value] = []
+    words: list[Word] = []
+    starts: list[Word] = []
     for text, (key, values) in zip(texts, held, strict=True):
         again = any(text in other and text != other for other in texts)
-        if values and not again and text.startswith("--") and not _OF_LAUNCHER.search(text):
-            words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
-    flags = {value.text.replace("_", "-") for value in words}
-    return [_word(value, scope) for value in words] if "--num-layers" in flags else []
+        if values and not again and text.startswith("--"):
+            fields = expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
+            (starts if _OF_LAUNCHER.search(text) else words).extend(_word(value, scope) for value in fields)
+    flags = {word.text.replace("_", "-") for word in words}
+    return (words, starts) if "--num-layers" in flags else ([], [])
 
 
 def _unknown_flags(scope: Scope) -> str:

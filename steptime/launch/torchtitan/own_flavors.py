@@ -185,8 +185,16 @@ _DEEPSEEK = {
     "qk_nope_head_dim": "attention.qk_nope_head_dim", "qk_rope_head_dim": "attention.qk_rope_head_dim",
 }  # fmt: skip
 """Arguments of a flavor of DeepSeek-V3 -> fields of a model."""
+_GROUPS = {
+    "n_expert_groups": "moe.n_groups",
+    "n_limited_groups": "moe.node_limit",
+    "moe_args.num_expert_groups": "moe.n_groups",
+    "moe_args.num_limited_groups": "moe.node_limit",
+}
+"""The same of the groups of experts, which one group does not limit: up to v0.2.0, and since."""
 _WITHOUT_COST = frozenset(
-    {"mscale", "rope_factor", "rope_theta", "max_seq_len", "attn_type", "attn_mask_type", "moe_args.score_func"}
+    {"mscale", "rope_factor", "rope_theta", "beta_fast", "beta_slow", "original_seq_len", "max_seq_len", "norm_eps"}
+    | {"attn_type", "use_flex_attn", "attn_mask_type", "moe_args.score_func"}
     | {f"moe_args.{name}" for name in ("route_norm", "route_scale", "score_before_experts", "load_balance_coeff")}
 )
 
@@ -200,13 +208,15 @@ def own_deepseek(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
     file = "torchtitan/models/deepseek_v3/__init__.py"
     found = flatten(registered(keys.nearby.text(file) or "", flavor, "deepseekv3"))
     said = {key: value for key, value in found.items() if key.rpartition(".")[2] not in {CLASS, "_args_"}}
-    sizes = {key: said[key] for key in _DEEPSEEK if key in said}
-    known = not said.keys() - _DEEPSEEK.keys() - _WITHOUT_COST and _are_numbers(sizes)
+    fields = _DEEPSEEK | _GROUPS
+    sizes = {key: said[key] for key in fields if key in said}
+    known = not said.keys() - fields.keys() - _WITHOUT_COST and _are_numbers(sizes)
     if not known or not sizes.keys() >= _DEEPSEEK.keys() - {"q_lora_rank"}:
         return None
     section: dict[str, Any] = {"attention": {"kind": "mla"}, "moe": {"pre_softmax": True, "expert_bias": True}}
-    for key, field in _DEEPSEEK.items():
-        if sizes.get(key):  # q_lora_rank 0: none
+    one = any(sizes.get(key) == 1 for key, field in _GROUPS.items() if field == "moe.n_groups")
+    for key, field in fields.items():
+        if sizes.get(key) and not (one and key in _GROUPS):  # q_lora_rank 0: none
             put(section, field, sizes[key])
     keys.notes.append(f"model {flavor}, from {file}")
     return section
