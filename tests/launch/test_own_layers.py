@@ -147,3 +147,28 @@ def test_a_spec_of_megatron_cores_own_layers(tmp_path):
     for name, refused in (("get_gpt_layer_local_spec", 0), ("get_gpt_layer_own_spec", 1)):
         path.write_text(f"{RUN} {FLAGS} {specs} {name}\n", encoding="utf-8")
         assert len(read("megatron", str(path), HARDWARE).of("unmodeled")) == refused
+
+
+def test_a_flag_that_the_parser_stores_under_another_name(tmp_path):
+    """--norm-epsilon is of core 0.4 to 0.15, some of which have the older models; 0.16 has it as --layernorm-epsilon."""
+    (path := tmp_path / "run.sh").write_text(
+        f"{RUN} {FLAGS} --transformer-impl local --use-flash-attn --norm-epsilon 1e-5 --normalization RMSNorm\n",
+        encoding="utf-8",
+    )
+    found = read("megatron", str(path), HARDWARE)
+    assert found.config["performance"]["attention_impl"] == "flash"
+    assert sum(flag.name == "--use-flash-attn" for flag in found.of("approximated")) == 1
+
+
+def test_layers_of_mindspeed_have_flash_attention_by_a_flag(tmp_path):
+    """Ascend/MindSpeed-LLM: local layers by default, whose attention is replaced only where --use-flash-attn is given."""
+    told = ["Megatron's own layers: the default of --transformer-impl in MindSpeed-LLM"]
+    own, bloom = tmp_path / "own", tmp_path / "bloom"
+    own.mkdir()
+    bloom.mkdir()
+    flags = "--use-mcore-models --use-fused-rmsnorm --normalization RMSNorm"
+    assert attention(own, RUN, (), f"{flags} --use-flash-attn") == ("flash", told)
+    assert attention(own, RUN, (), f"{flags} --use-flash-attn --transformer-impl local") == ("flash", [])
+    assert attention(own, RUN, (), flags) == ("unfused", told)
+    files = {"pretrain_gpt.py": "import megatron\n", "mindspeed_llm/training/arguments.py": PARSER.format("local")}
+    assert attention(bloom, RUN, files) == ("unfused", told)
