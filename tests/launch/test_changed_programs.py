@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,26 @@ def test_a_job_that_generates_text(tmp_path: Path) -> None:
     """NVIDIA/Megatron-LM examples/inference/gpt/utils.py, add_common_inference_args."""
     line = problem_of(tmp_path, f"{GPT2} --num-tokens-to-generate 30 --return-log-probs")
     assert "--num-tokens-to-generate 30: a job that generates text (examples/inference/gpt)" in line
+
+
+def told_in(folder: Path, command: str) -> list[str]:
+    (script := folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        to_job(read("megatron", str(script), HARDWARE), HARDWARE)
+    return [line.partition("run.sh: ")[2].partition("; ")[0] for line in caught.value.problems]
+
+
+def test_the_length_of_a_decoder_in_a_model_without_an_encoder(tmp_path: Path) -> None:
+    """Megatron-LM's core/pipeline_parallel/schedules.py reads it for models of both parts only."""
+    assert job_of(tmp_path, f"{GPT2} --decoder-seq-length 64").model.n_layers == 4
+    command = f"{RUN} {GPT2} --decoder-seq-length 64"
+    assert told_in(tmp_path, command.replace("pretrain_gpt", "finetune")) == [
+        "--decoder-seq-length 64: encoder and decoder"
+    ]
+
+
+def test_what_a_program_does_is_told_with_the_layers_that_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "pretrain_gpt.py").write_text(f"{OF_FLAGS}\nmodel.layer.requires_grad_(False)\n", encoding="utf-8")
+    assert told_in(tmp_path, re.sub(r"--num-layers \d+", "", f"{RUN} {GPT2}")) == [
+        "its flags have no --num-layers", "pretrain_gpt.py: frozen weights, set up by its code",
+    ]  # fmt: skip

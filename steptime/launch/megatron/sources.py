@@ -212,6 +212,8 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     put_backend(keys, values)
     put_tokenizer(keys, script.program, values)
     put_own_layers(keys, script)
+    if re.search(r"gpt|llama", script.program) and "decoder_seq_length" in keys.values:
+        keys.without_effect("decoder_seq_length", "of models with an encoder")
     for words, what in _OTHER_MODELS.items():
         if what == _HYBRID and hybrid_pattern(keys):
             continue
