@@ -77,7 +77,7 @@ def read_as(
     try:
         if kind == "auto":
             kind = kind_of(path, text, nearby)
-        if kind == "deepspeed" and names_its_config(text, nearby):
+        if kind == "deepspeed" and names_its_config(text):
             kind = "deepspeed-script"
         if kind in {*TABLES, "deepspeed-script"} - _READERS.keys():
             table: Reading = import_module("steptime.launch.trainers.trainer_plan").read_trainer(

@@ -187,3 +187,28 @@ def test_experts_of_a_checkout_without_a_choice_of_their_number(tmp_path):
     assert experts(older) == (1, "sinkhorn")
     assert experts(newer)[0] == 2
     assert experts(newer, "--use-legacy-models") == (1, "sinkhorn")
+
+
+def test_a_flag_that_the_parser_stores_under_another_name(tmp_path):
+    """--norm-epsilon is of core 0.4 to 0.15, some of which have the older models; 0.16 has it as --layernorm-epsilon."""
+    (path := tmp_path / "run.sh").write_text(
+        f"{RUN} {FLAGS} --transformer-impl local --use-flash-attn --norm-epsilon 1e-5 --normalization RMSNorm\n",
+        encoding="utf-8",
+    )
+    found = read("megatron", str(path), HARDWARE)
+    assert found.config["performance"]["attention_impl"] == "flash"
+    assert sum(flag.name == "--use-flash-attn" for flag in found.of("approximated")) == 1
+
+
+def test_layers_of_mindspeed_have_flash_attention_by_a_flag(tmp_path):
+    """Ascend/MindSpeed-LLM: local layers by default, whose attention is replaced only where --use-flash-attn is given."""
+    told = ["Megatron's own layers: the default of --transformer-impl in MindSpeed-LLM"]
+    own, bloom = tmp_path / "own", tmp_path / "bloom"
+    own.mkdir()
+    bloom.mkdir()
+    flags = "--use-mcore-models --use-fused-rmsnorm --normalization RMSNorm"
+    assert attention(own, RUN, (), f"{flags} --use-flash-attn") == ("flash", told)
+    assert attention(own, RUN, (), f"{flags} --use-flash-attn --transformer-impl local") == ("flash", [])
+    assert attention(own, RUN, (), flags) == ("unfused", told)
+    files = {"pretrain_gpt.py": "import megatron\n", "mindspeed_llm/training/arguments.py": PARSER.format("local")}
+    assert attention(bloom, RUN, files) == ("unfused", told)

@@ -89,7 +89,8 @@ def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> N
     fix = "add --set model=NAME (3dtrn models), or the file that contains it with --with FILE"
     if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
         lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
-        raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
+        flags = [*keys.flags(), *keys.assumed_flags]
+        raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, flags)])
     in_yaml = any(word.text.startswith("--yaml-cfg") for word in words)  # which may have them
     where = f"line {script.line} launches {script.program}" if script is not None else ""
     if script is not None:

@@ -17,6 +17,10 @@ _OFF_BY_DEFAULT = re.compile(r"'--use-mcore-models', action='store_true',\s*help
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 _SWITCH = {"moe_router_topk": 1, "moe_router_load_balancing_type": "sinkhorn"}
 """SwitchMLP of the older models (megatron/model/transformer.py), and up to core 0.4 of all (core/transformer/switch_mlp.py)."""
+_MINDSPEED = "mindspeed_llm/training/arguments.py"
+_OF_MINDSPEED = {"--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--no-shared-storage"}
+"""Ascend/MindSpeed-LLM's parser, and flags of it alone. Its layers are Megatron-LM's own, which have flash attention with
+--use-flash-attn (core/transformer/dot_product_attention.py, dot_product_attention_forward_wrapper)."""
 _SPECS = {"get_gpt_layer_local_spec": "local", "get_gpt_layer_with_transformer_engine_spec": "transformer_engine"}
 """Functions of Megatron-Core's models/gpt/gpt_layer_specs.py, and the --transformer-impl whose layers they make."""
 
@@ -36,6 +40,12 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     Up to core 0.5 the models of Megatron-Core (--use-mcore-models) have TransformerEngine's layers whatever that is; later
     pretrain_gpt.py asks for it (its use_te).
     """
+    if keys.nearby.text(_MINDSPEED) or _OF_MINDSPEED & {keys.name(key) for key in keys.values}:
+        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
+        if "transformer_impl" in keys.defaults.keys() - keys.values.keys():
+            keys.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
+            keys.notes.append("Megatron's own layers: the default of --transformer-impl in MindSpeed-LLM")
+        return
     path = PurePosixPath(script.program)
     program = (keys.nearby.text(script.program) or keys.nearby.text(path.name) or "") if path.name else ""
     parsers = (keys.nearby.text(str(path.parent / name)) for name in _PARSERS) if program else ()

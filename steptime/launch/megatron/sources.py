@@ -31,6 +31,10 @@ from steptime.launch.shell.script import Script, read_script
 
 _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
 """Of the line that Megatron-LM logs for a step."""
+_STARTED = re.compile(
+    r"^(?:\++ )?(?:torchrun|deepspeed|python3? -m torch\.distributed\.\w+) [^\n]*--num-layers[^\n]*$", re.MULTILINE
+)
+"""A log's line with the command that started the job: `set -x`, or `echo` of it."""
 _DEFAULT_STAGE = "1.0"
 """--zero-stage where it is not given, otherwise a whole number (Megatron-DeepSpeed megatron/arguments.py)."""
 _HYBRID = "a hybrid Mamba model without a pattern of layers"
@@ -77,8 +81,10 @@ def read_megatron(
     if path.endswith(".py"):
         raise ConfigError(f"{path}: a Python program, which is not run; give its launch script, or the log of a run")
     if not text.startswith("#!") and (path.endswith((".log", ".out")) or re.search(_STEP, text)):
-        missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
-        raise ConfigError(f"{path}: {missing}; give the log from its beginning, or the launch script")
+        if (command := _STARTED.search(text)) is None:
+            missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
+            raise ConfigError(f"{path}: {missing}; give the log from its beginning, or the launch script")
+        text = command[0].lstrip("+ ")
     script = read_script(text, path, dict(env or {}), nearby)
     return _from_words(path, script.arguments, script, sets, nearby or NearbyFiles())
 
@@ -209,6 +215,8 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     put_backend(keys, values)
     put_tokenizer(keys, script.program, values)
     put_own_layers(keys, script)
+    if re.search(r"gpt|llama", script.program) and "decoder_seq_length" in keys.values:
+        keys.without_effect("decoder_seq_length", "of models with an encoder")
     for words, what in _OTHER_MODELS.items():
         if what == _HYBRID and hybrid_pattern(keys):
             continue

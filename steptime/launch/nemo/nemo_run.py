@@ -188,9 +188,14 @@ def plugin_of(node: Any) -> Any:
 
     >>> plugin_of([Computed(1, "bf16_mixed()")])["precision"], plugin_of(Computed(1, "args.precision"))
     ('bf16-mixed', 'args.precision')
+    >>> plugin_of({CALL: "bf16_mixed", "grad_reduce_in_fp32": False})["grad_reduce_in_fp32"]
+    False
     """
     node = node[0] if isinstance(node, list) and len(node) == 1 else node
     found = by_target(node)
+    made = by_target(Computed(0, f"{node[CALL]}()")) if isinstance(node, dict) and CALL in node else None
+    if isinstance(made, dict):
+        return made | found
     if isinstance(node, Computed):
         return found if isinstance(found, dict) else node.code
     unread = isinstance(node, dict) and CALL in node and "precision" not in node

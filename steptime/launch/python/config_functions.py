@@ -288,6 +288,6 @@ class _FunctionReader(PythonModule):
             return args[1]
         if self.bases and re.search(self.bases, called):
             return {CLASS: called, **said, **keywords}
-        if last[:1].isupper() or keywords or (self.bases and args) or called in _KEPT:
+        if last[:1].isupper() or keywords or (self.bases and (args or last.endswith("_mixed"))) or called in _KEPT:
             return {CLASS: called, **said, **keywords}
         return computed(node)

@@ -82,12 +82,17 @@ _BOTH = re.compile(r"(?:\w+\.)?max_source_length \+ (?:\w+\.)?max_target_length(
 
 
 def _cut_to(tree: ast.Module) -> dict[str, Any]:
-    """The one length to which a program's tokenizer cuts sequences, or that of a prompt with its answer.
+    r"""The one length to which a program's tokenizer cuts sequences, or that of a prompt with its answer.
 
     >>> _cut_to(ast.parse("tokens = tokenizer(text, truncation=True, max_length=cutoff_len)"))
     {'max_seq_length': Argument(name='cutoff_len')}
+    >>> _cut_to(ast.parse("data = load_from_disk(path)\nTrainer(model=m, train_dataset=data)"))
+    {'max_seq_length': Expression(code='load_from_disk(path)')}
     """
     calls = calls_in(tree, "tokenizer")
+    stored = calls_in(tree, "load_from_disk")
+    if stored and not calls_in(tree, "tokenizer", "tokenize", "encode", "map", "SFTTrainer", "SFTConfig"):
+        return {"max_seq_length": Expression(ast.unparse(stored[0]))}  # tokens as they were stored
     said = [{keyword.arg: value_of(keyword.value) for keyword in call.keywords} for call in calls]
     lengths = [words["max_length"] for words in said if words.get("truncation") is True and "max_length" in words]
     same = lengths and lengths[0] is not None and all(length == lengths[0] for length in lengths)
@@ -172,6 +177,7 @@ _COSTLY = {
     "fp16": "performance.precision",
     "gradient_checkpointing": "performance.activation_checkpointing_type",
     "optim": "performance.optimizer",
+    "max_seq_length": "data.seqlen",
 }
 _OF_ADAPTERS = {"lora_r": "model.lora.rank", "lora_target_modules": "model.lora.targets"}
 

@@ -140,12 +140,12 @@ class _Plan(Figures):
         self._batch()
         self.put_chunks(config)
         length = next((key for key, rule in keys.table.rules.items() if rule.note == "data.seqlen"), "")
-        if length in keys.defaults and length not in keys.values:
+        if length in keys.defaults.keys() - keys.values.keys() and "data.seqlen" not in keys.left_open:
             whose = keys.defaults_of.get(length, keys.table.framework)
             keys.notes.append(f"sequence length not set, {keys.get(length)} assumed: the default of {whose}")
         if "seqlen" not in config["data"]:
             keys.ask("data.seqlen", f"{self.alone} has no sequence length" if self.alone else "sequence length unknown")
-        for path in {"performance.precision", "data.gbs", "data.microbatch_sz"} & keys.left_open.keys():
+        for path in {"performance.precision", "data.gbs", "data.microbatch_sz", "data.seqlen"} & keys.left_open.keys():
             config[path.partition(".")[0]].pop(path.partition(".")[2], None)
         return keys.reading({section: value for section, value in config.items() if value != {}})
 
