@@ -176,3 +176,18 @@ def test_the_devices_of_a_config_are_those_of_the_one_script_that_starts_it(tmp_
     assert job.data.gbs == batch
     stated = [note for note in job.notes if note.startswith("number of devices not set")]
     assert [told in note for note in stated] == ([True] if told else [])
+
+
+def test_tensor_parallelism_of_a_ds_config(tmp_path):
+    """DeepSpeed's AutoTP: 2 of 8 devices share each layer, so that 4 have batches: 4 x 1 x 8."""
+    tensor = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "tensor_parallel": {"autotp_size": 2}}'
+    found = job_of(tmp_path, {"sft.yaml": f"{RECIPE}deepspeed: z2.json\n", "z2.json": tensor}, "sft.yaml")
+    assert (found.parallelism.tp, found.parallelism.dp, found.data.gbs) == (2, 4, 32)
+
+
+def test_a_stage_that_is_a_programs_default_is_of_deepspeed(tmp_path):
+    """The stage is no argument of its command; what runs the steps has stages up to 3 all the same."""
+    program = 'parser.add_argument("--zero_stage", type=int, default=2)\nTrainingArguments(bf16=True)\n'
+    script = OWN.replace(" --use_deepspeed", "").replace("train_sft.py", "own.py")
+    found = job_of(tmp_path, {"run.sh": script, "own.py": program}, "run.sh")
+    assert (found.performance.software, found.parallelism.zero_level) == ("deepspeed", 2)

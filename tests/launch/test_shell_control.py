@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bash_words import bash, words
 
+from steptime.base.config import ConfigError
 from steptime.launch.shell.script import read_script
 
 LOOPS = [
@@ -135,3 +136,21 @@ def test_variables_are_those_that_the_first_command_sees():
     script = read_script(f'{run}run ""\nA=3\nrun "export B=2;"\n', "x.sh")
     assert {name: script.variables.get(name) for name in "AB"} == {"A": "1", "B": None}
     assert read_script(f'{run}run "export B=2;"\nB=5\n', "x.sh").variables["B"] == "2"
+
+
+def test_words_that_an_undecided_test_adds_to_an_array_stand_after_the_others():
+    """The flag may be there or not; of elements that no test adds nothing is open."""
+    text = 'CMD=(torchrun --nproc_per_node 2 t.py --x 1)\nif [[ -f "$NOT_HERE" ]]; then CMD+=(--eval_file e); fi\n"${CMD[@]}"'
+    found = read_script(text, "run.sh", {})
+    first, second, last = found.arguments
+    assert (found.program, found.devices, first.text, second.text) == ("t.py", 2, "--x", "1")
+    assert last.unresolved
+    several = text.replace("+=(--eval_file e)", "=(other)")  # in place of the array
+    with pytest.raises(ConfigError, match="no launch command"):
+        read_script(several, "run.sh", {})
+
+
+def test_a_command_that_tmux_runs():
+    text = 'N=4\ntmux new-session -d -s job "\n  source venv/bin/activate\n  torchrun --nproc_per_node $N t.py --x 1\n"'
+    found = read_script(text, "run.sh", {})
+    assert (found.program, found.devices, [word.text for word in found.arguments]) == ("t.py", 4, ["--x", "1"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 
 from steptime.launch.devices import OF_OPTIONS
 from steptime.launch.shell.assignments import assign, let, read_names, write_file
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.control_flow import ControlFlow, LeaveError, Left
-from steptime.launch.shell.scope import Unknown, Value
+from steptime.launch.shell.scope import Unknown, Value, clean
 from steptime.launch.shell.statements import ASSIGNMENT, Simple
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
@@ -43,6 +44,8 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
         read_names(walk.expand, node, [word.text for word in rest])
     elif first in {"cat", "sed"} and node.to is not None:
         write_file(walk.expand, node, walk.nearby)
+    elif first == "cp" and len(rest) > 1 and (text := walk.nearby.text(rest[-2].text)) is not None:
+        walk.nearby.written[PurePosixPath(scope.shown(rest[-1].text)).name] = clean(text)
     elif first == "let":
         for value in rest:
             let(scope, value.text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import copy
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from steptime.launch.shell.arithmetic import arithmetic, whole
@@ -135,8 +136,7 @@ class Scope:
     def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:
         """The text that represents a missing value."""
         reason = Reason(shown, cause, unset)
-        if reason not in self.reasons:
-            self.reasons.append(reason)
+        self.reasons += [reason] if reason not in self.reasons else []
         return f"{_OPEN}{self.reasons.index(reason)}{_CLOSE}"
 
     def unset(self, name: str) -> str:
@@ -157,13 +157,11 @@ class Scope:
 
     def cause(self, text: str, otherwise: str) -> Unknown:
         """Why the first missing value of a text is missing."""
-        reasons = self.reasons_of(text)
-        return reasons[0].cause if reasons else Unknown(otherwise)
+        return next((reason.cause for reason in self.reasons_of(text)), Unknown(otherwise))
 
     def _alone(self, text: str) -> Reason | None:
         """The reason of a text that is one missing value and nothing else."""
-        found = _MARK.fullmatch(text)
-        return self.reasons[int(found[1])] if found else None
+        return self.reasons[int(found[1])] if (found := _MARK.fullmatch(text)) else None
 
     def given_outside(self, text: str, name: str, why: str) -> str:
         """A default that is one missing value for this reason: the user may give the variable in its place."""
@@ -174,8 +172,7 @@ class Scope:
 
     def unset_variable(self, text: str) -> str:
         """The name of a variable that is not set, if the text is just that variable; "" otherwise."""
-        reason = self._alone(text)
-        return reason.shown[1:] if reason is not None and reason.unset else ""
+        return reason.shown[1:] if (reason := self._alone(text)) is not None and reason.unset else ""
 
     def shown(self, text: str) -> str:
         """A text with its marks in the script's spelling."""
@@ -288,13 +285,16 @@ def merged(scopes: list[Scope], cause: Unknown) -> Scope:
         texts = [None if value is None else [item.text for item in value] for value in values]
         if all(text == texts[0] for text in texts):
             continue
-        whole = [" ".join(text or []) for text in texts]
-        before = _before(whole) if name not in joined.arrays and all(len(text or []) == 1 for text in texts) else ""
+        lists = [text or [] for text in texts]
+        rows = zip(*lists, strict=False) if name in joined.arrays else ()
+        same = len([*takewhile(lambda row: len({*row}) == 1, rows)])  # words before those of CMD+=(--flag)
+        whole = [" ".join(words[same:]) for words in lists]
+        before = _before(whole) if name not in joined.arrays and all(len(words) == 1 for words in lists) else ""
         choices = _choices(joined, [text[len(before) :] for text in whole])
         before, choices = (before, choices) if choices else ("", _choices(joined, whole))
         mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}", choices=choices))
         line = max(item.line for value in values for item in value or []) if any(values) else 0
-        joined.values[name] = [Value(f"{before} {mark}" if before else mark, line)]
-        if any(name in scope.arrays for scope in scopes):
-            joined.arrays.add(name)
+        kept = (values[0] or [])[:same] if choices else []
+        joined.values[name] = [*kept, Value(f"{before} {mark}" if before else mark, line)]
+        joined.arrays |= {name for scope in scopes if name in scope.arrays}
     return joined

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.launch.devices import SET_DEVICES, by_comment, of_a_run, of_comment, taken
+from steptime.launch.devices import SET_DEVICES, of_a_run, taken, written
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
@@ -77,10 +77,7 @@ def renamed_with(given: list[GivenKey], table: KeyTable, code: str = "") -> list
 
 
 def defaults_with(given: list[GivenKey], table: KeyTable, where: str = "defaults_with") -> dict[str, Any]:
-    """Defaults that apply with a key of the file: any, one in a section (fsdp_config.), one with a value (type=mistral).
-
-    After "!" comes a key without which it applies.
-    """
+    """Defaults with a key of the file: any, of a section (fsdp_config.), of a value (type=mistral), or without another (a!b)."""
     found: dict[str, Any] = {}
     keys = {item.key for item in given}
     for told, more in (table.raw.get(where) or {}).items():
@@ -236,7 +233,9 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
         nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
     said = of_defaults(table, nearby, "") | flatten(tree)
-    return Said(said, (named := of_comment(text)), of_a_run(text), program=program, notes=by_comment(named))
+    counts = {key for key, rule in table.rules.items() if rule.note in {"@devices", "@per_node", "@nodes"}}
+    named, why = written("" if counts & {spelled(name, table) for name in said} else path, text)
+    return Said(said, named, of_a_run(text), program=program, notes=tuple(why))
 
 
 def _included(name: str, nearby: NearbyFiles) -> str:

@@ -148,7 +148,7 @@ class _Plan(Figures):
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
         profiles = self.keys.table.raw["software"]
-        staged = "deepspeed" in profiles and "zero_stage" in self.keys.values
+        staged = "deepspeed" in profiles and self.keys.get("zero_stage") is not None
         if self.on("@deepspeed") or (staged and not self._sharded()):
             put_zero(self, self.config, self.nearby)
             return str(profiles["deepspeed"])
