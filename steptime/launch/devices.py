@@ -80,19 +80,17 @@ def of_a_run(text: str) -> dict[str, str]:
 
 
 _NAMED = re.compile(
-    r"(?<![\dA-Za-z])(?<!\d[-_])(\d{1,5})(?:[-_]?gpus?|x[-_]?(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE
+    r"(?i)(?<![\da-z])(?<!\d[-_])(\d{1,5}|single)(?:[-_]?gpus?|x[-_]?(?:gb|b|h|a|mi)\d{2,3})(?![a-z\d])"
 )
 
 
 def of_name(name: str) -> int | None:
     """The devices that the name of a config says; None where it says none, or two numbers ("16-32-gpus").
 
-    >>> of_name("llama3_32b_8_gpus.toml"), of_name("llama3_70b-16xb200-16k.toml"), of_name("llama3_8b.toml")
-    (8, 16, None)
-    >>> of_name("deepseek_v3_10b_4x_a100_40GB.toml")
-    4
+    >>> [of_name(f"{name}.toml") for name in ("8b_8_gpus", "70b-16xb200-16k", "10b_4x_a100_40GB", "20b_single_gpu", "3_8b")]
+    [8, 16, 4, 1, None]
     """
-    counts = {int(count) for count in _NAMED.findall(name.rpartition("/")[2])}
+    counts = {int(count) if count.isdecimal() else 1 for count in _NAMED.findall(name.rpartition("/")[2])}
     return counts.pop() if len(counts) == 1 else None
 
 
@@ -121,13 +119,15 @@ def taken(devices: int, by: str) -> str:
     return f"{NOT_STATED}, {devices} assumed: {by}; else {SET_DEVICES}"
 
 
-def by_comment(devices: int | None) -> tuple[str, ...]:
-    """The note on a number that only a comment of the file gives.
+def written(file: str, text: str) -> tuple[int | None, list[str]]:
+    """The devices by a config's name, else by a comment, which copies of an example keep; and the note on it.
 
-    >>> by_comment(64), by_comment(None)
-    (('number of devices not set, 64 assumed: a comment of the file; else add --set parallelism.dp=N',), ())
+    >>> written("a_8_gpus.toml", "# a preset for 64 A100 GPUs")[0], written("a.toml", "")
+    (8, (None, []))
     """
-    return () if devices is None else (taken(devices, "a comment of the file"),)
+    found = {"the name of the file": of_name(file), "a comment of the file": of_comment(text)}
+    by = next((by for by, devices in found.items() if devices), "")
+    return (found[by], [taken(found[by] or 0, by)]) if by else (None, [])
 
 
 def is_spread(note: str, devices: int, on_node: int) -> bool:

@@ -29,6 +29,24 @@ def test_flash_attention(tmp_path: Path, words: str) -> None:
     assert "attention_impl" not in written(tmp_path, "job.yml", JOB % '"weight_decay": 0').config["performance"]
 
 
+def test_learned_positions_and_kernels_without_their_fusions(tmp_path: Path) -> None:
+    """neox_args.py: pos_emb is learned by default, both fusions are off; 128 positions of 256 are 32,768 weights more."""
+    usual = written(tmp_path, "job.yml", JOB % '"weight_decay": 0').config
+    assert (usual["performance"]["softmax_impl"], usual["performance"]["activation_impl"]) == ("composite", "composite")
+    fused = '"scaled_upper_triang_masked_softmax_fusion": true, "bias_gelu_fusion": true, "pos_emb": "rotary"'
+    rotary = written(tmp_path, "job.yml", JOB % fused)
+    assert (
+        rotary.config["performance"] | {"softmax_impl": "fused", "activation_impl": "fused"}
+        == rotary.config["performance"]
+    )
+    learned = to_job(written(tmp_path, "job.yml", JOB % '"pos_emb": "learned"'), SETS).model
+    assert learned.learned_positions
+    assert not learned.rotary_embeds
+    assert to_job(rotary, SETS).model.rotary_embeds
+    none = to_job(written(tmp_path, "job.yml", JOB % '"pos_emb": "none"'), SETS).model
+    assert (none.learned_positions, none.rotary_embeds) == (False, False)
+
+
 def test_several_kernels_are_counted_as_unfused(tmp_path: Path) -> None:
     reading = written(tmp_path, "job.yml", JOB % '"attention_config": [[["flash", "global"], "all"]]')
     assert "attention_impl" not in reading.config["performance"]

@@ -91,6 +91,9 @@ global_train_batch_size: 8
 device_train_microbatch_size: 1
 precision: amp_bf16
 """
+_RUN = "torchrun --nproc_per_node 8 own.py --model_name_or_path Qwen/Qwen2.5-3B --bf16 --per_device_train_batch_size 1"
+_RUN += " --gradient_accumulation_steps 1 --max_length 2048 --config_overrides"
+_TUNE = "model: {_component_: torchtune.models.qwen2_5.qwen2_5_3b}\ntokenizer: {max_seq_len: 2048}\nbatch_size: 1\n"
 _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full --torch_dtype bfloat16"
 
 
@@ -108,10 +111,15 @@ _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full 
         ("swift", f"{_SWIFT} --adapter_length 128", "irrelevant"),
         ("swift", f"{_SWIFT} --max_shard_size 5GB", "irrelevant"),
         ("transformers", f"{_TRAINER}bf16: true\ndpo_beta: 5", "unmodeled"),
+        ("transformers", f"{_RUN} hidden_act=silu,num_hidden_layers=2", "unmodeled"),
+        ("torchtune", f"{_TUNE}checkpointer.adapter_checkpoint: a.pt", "irrelevant"),
         ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_target_parameters: [mlp.experts.gate_up_proj]", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}adapter: lora\npeft_layers_to_transform: [0, 1]", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_mlp_kernel: true", "approximated"),
         ("axolotl", f"{_AXOLOTL}use_scattermoe: true", "approximated"),
+        ("axolotl", f"{_AXOLOTL}ring_attn_func: varlen_llama3", "approximated"),
+        ("axolotl", f"{_AXOLOTL}heads_k_stride: 1", "approximated"),
+        ("axolotl", f"{_AXOLOTL}sequence_parallel_degree: 4", "approximated"),
         ("axolotl", f"{_AXOLOTL}sample_packing_group_size: 100000", "irrelevant"),
         ("axolotl", f"{_AXOLOTL}processor_type: AutoProcessor", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}use_onebitllms: true", "unmodeled"),

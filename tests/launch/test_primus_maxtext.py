@@ -31,6 +31,15 @@ def written(folder, fsdp=8, tp=1):
     return str(path)
 
 
+def test_a_stage_of_maxtexts_pipeline_is_visited_until_all_layers_are_done(tmp_path):
+    """pyconfig.py: repeats = layers / (stages x layers on each), 32 / (4 x 1) and 32 / (4 x 2) of Llama 2 7B."""
+    text = "model_name: llama2-7b\nper_device_batch_size: 4\nmax_target_length: 2048\nici_pipeline_parallelism: 4\n"
+    for more, chunks in (("", 8), ("num_layers_per_pipeline_stage: 2\nnum_pipeline_repeats: 4\n", 4)):
+        (tmp_path / "job.yml").write_text(text + more, encoding="utf-8")
+        layout = read("maxtext", str(tmp_path / "job.yml"), {"hardware.node_type": "dgx-h100"}).config["parallelism"]
+        assert (layout["pp"], layout["vpp"]) == (4, chunks)
+
+
 def test_the_defaults_are_those_of_primus(tmp_path):
     """primus/configs/modules/maxtext/pre_trainer.yaml: remat_policy full, weights in bf16; GPUS_PER_NODE 8."""
     job = to_job(read("auto", written(tmp_path), SETS), SETS)

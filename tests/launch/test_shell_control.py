@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bash_words import bash, words
 
+from steptime.base.config import ConfigError
 from steptime.launch.shell.script import read_script
 
 LOOPS = [
@@ -157,3 +158,21 @@ def test_a_printf_that_is_not_read_leaves_its_variable_open():
     """%x is none of the formats that are read."""
     (word,) = read_script("A=7; printf -v A '%x' 255\ntorchrun t.py $A", "run.sh", {}).arguments
     assert word.unresolved[0].why == "$A in line 1 is of a printf that is not read"
+
+
+def test_words_that_an_undecided_test_adds_to_an_array_stand_after_the_others():
+    """The flag may be there or not; of elements that no test adds nothing is open."""
+    text = 'CMD=(torchrun --nproc_per_node 2 t.py --x 1)\nif [[ -f "$NOT_HERE" ]]; then CMD+=(--eval_file e); fi\n"${CMD[@]}"'
+    found = read_script(text, "run.sh", {})
+    first, second, last = found.arguments
+    assert (found.program, found.devices, first.text, second.text) == ("t.py", 2, "--x", "1")
+    assert last.unresolved
+    several = text.replace("+=(--eval_file e)", "=(other)")  # in place of the array
+    with pytest.raises(ConfigError, match="no launch command"):
+        read_script(several, "run.sh", {})
+
+
+def test_a_command_that_tmux_runs():
+    text = 'N=4\ntmux new-session -d -s job "\n  source venv/bin/activate\n  torchrun --nproc_per_node $N t.py --x 1\n"'
+    found = read_script(text, "run.sh", {})
+    assert (found.program, found.devices, [word.text for word in found.arguments]) == ("t.py", 4, ["--x", "1"])

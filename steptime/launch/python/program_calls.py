@@ -142,7 +142,10 @@ _STARTED = {
 
 def kind_started(text: str, nearby: NearbyFiles) -> str | None:
     """The kind of the program that a script runs, if the program is found: of Hugging Face's Trainer, or over Megatron-Bridge."""
-    starts, program = r"\b(?:deepspeed|torchrun|accelerate launch|python3?)\s", r"(?<![\w./-])[\w./-]+\.py\b"
+    starts, program = (
+        r"\b(?:deepspeed|torchrun|accelerate launch|python3?|torch\.distributed\.run)\s",
+        r"(?<![\w./-])[\w./-]+\.py\b",
+    )
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
     started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
     named = [found[0] for line in started if (found := re.search(program, line))]

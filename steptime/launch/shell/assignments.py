@@ -163,9 +163,15 @@ def given_script(expand: Expander, node: Simple, nearby: NearbyFiles, words: lis
 
 
 def text_to_read(words: list[str]) -> tuple[int, str]:
-    """Position of eval or `bash -c` among the words of a command, and the text that it is given; "" where there is none."""
+    """Position of eval or `bash -c` among the words of a command, and the text that it is given; "" where there is none.
+
+    >>> text_to_read(["tmux", "new-session", "-d", "-s", "job", "python train.py --x 1"])
+    (0, 'python train.py --x 1')
+    """
     if words[0] == "eval":
         return 0, " ".join(words[1:])
+    if words[0] == "tmux" and words[1:2] in (["new-session"], ["new"], ["new-window"]) and re.search(r"\s", words[-1]):
+        return 0, words[-1]
     for at, word in enumerate(words[:-2]):
         last = next((i for i in range(at + 1, len(words) - 1) if not re.fullmatch(r"-[abd-z]+", words[i])), at + 1)
         if re.fullmatch(r"(.*/)?(ba|z)?sh", word) and re.fullmatch(r"-[a-z]*c", words[last]):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import PurePosixPath
 
 from steptime.launch.devices import OF_OPTIONS
 from steptime.launch.shell.assignments import assign, formatted, let, read_names, write_file
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.control_flow import ControlFlow, LeaveError, Left
 from steptime.launch.shell.lexer import Token
-from steptime.launch.shell.scope import Unknown, Value
+from steptime.launch.shell.scope import Unknown, Value, clean
 from steptime.launch.shell.statements import ASSIGNMENT, Simple
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
@@ -51,6 +52,8 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
         write_file(walk.expand, node, walk.nearby)
     elif first == "printf" and len(rest) > 2 and rest[0].text == "-v":
         _printf(walk, [value.text for value in rest[1:]], node.line)
+    elif first == "cp" and len(rest) > 1 and (text := walk.nearby.text(rest[-2].text)) is not None:
+        walk.nearby.written[PurePosixPath(scope.shown(rest[-1].text)).name] = clean(text)
     elif first == "let":
         for value in rest:
             let(scope, value.text)

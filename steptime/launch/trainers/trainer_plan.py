@@ -16,7 +16,7 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import load_table, read_keys
+from steptime.launch.keys import load_table, read_keys, speaks_of_cost
 from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
 from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles, is_readable
 from steptime.launch.python.program_calls import left_to_code, passed_in
@@ -152,7 +152,7 @@ class _Plan(Figures):
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
         profiles = self.keys.table.raw["software"]
-        staged = "deepspeed" in profiles and "zero_stage" in self.keys.values
+        staged = "deepspeed" in profiles and self.keys.get("zero_stage") is not None
         if self.on("@deepspeed") or (staged and not self._sharded()):
             put_zero(self, self.config, self.nearby)
             return str(profiles["deepspeed"])
@@ -209,6 +209,8 @@ class _Plan(Figures):
                 keys.ask("model.vocab_sz", "vocabulary size unknown")
             return
         if (preset := preset_of(name)) is not None:
+            if any(speaks_of_cost(change.partition("=")[0]) for change in str(self.get("@overrides") or "").split(",")):
+                keys.leave_out(self.figures["@overrides"], "settings that differ from the named model's")
             config["model"] = {"preset": preset} | config["model"]
             return
         if changes := str(self.get("@overrides") or ""):
