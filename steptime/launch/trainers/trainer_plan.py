@@ -131,7 +131,7 @@ class _Plan(Figures):
         if width := self.mlp_width(config["model"]):
             config["model"]["inter_sz"] = width
         self._model()
-        if config["model"] and kind_of_model(config["model"])[1] and keys.get("num_experts") is None:
+        if config["model"] and kind_of_model(config["model"])[1] and keys.get("num_experts") in (None, 1, "1"):
             keys.put("num_experts", "several", by="the model")
         put_model_kernels(self, config)
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
