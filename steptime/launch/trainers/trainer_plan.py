@@ -131,8 +131,8 @@ class _Plan(Figures):
         if width := self.mlp_width(config["model"]):
             config["model"]["inter_sz"] = width
         self._model()
-        if config["model"] and kind_of_model(config["model"])[1] and keys.get("num_experts") is None:
-            keys.put("num_experts", "several", by="the model")
+        if "num_experts" in keys.table.rules and keys.get("num_experts") in (None, 1, "1"):
+            keys.put("num_experts", "several" if config["model"] and kind_of_model(config["model"])[1] else None)
         put_model_kernels(self, config)
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))
