@@ -235,8 +235,8 @@ def test_the_launcher_started_in_its_own_folder_by_a_file_without_a_shebang(tmp_
     config.write_text(CONFIG.replace("trainer: {", "trainer: {amp_backend: native, "), encoding="utf-8")
     script = tmp_path / "tests" / "train.sh"
     script.parent.mkdir()
-    options = "training=gpt3/126m training.trainer.num_nodes=2 training.model.global_batch_size=32 data_dir=${DATA}"
-    script.write_text(f"HYDRA_FULL_ERROR=1 python3 main.py {options}\n", encoding="utf-8")
+    options = "training=gpt3/${SIZE} training.trainer.num_nodes=2 training.model.global_batch_size=32 data_dir=${DATA}"
+    script.write_text(f"SIZE=126m\nHYDRA_FULL_ERROR=1 python3 main.py {options}\n", encoding="utf-8")
     found = read("auto", str(script), HARDWARE)
     plan = found.config
     assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 4, 32)
