@@ -114,7 +114,7 @@ def _filled_in(expand: Expander, node: Simple, nearby: NearbyFiles) -> str | Non
     """A template with each word that sed replaces; None where it is not found, or sed does anything else."""
     words = [expand.text(word.text, node.line) for word in node.words[1:] if word.text not in {"-e", "-E", "-r"}]
     if node.words[0].text == "echo":
-        return text if "\n" in (text := " ".join(words)) else None
+        return written if "\n" in (written := " ".join(words)) else None
     replaced = [found for word in words if (found := re.fullmatch(r"s([/#|,])(\w+)\1(.*)\1g?", word, re.DOTALL))]
     files = [word for word in words if not re.match(r"s([/#|,]).*\1", word)]
     if len(files) != 1 or len(replaced) != len(words) - 1 or (text := nearby.text(files[0])) is None:
