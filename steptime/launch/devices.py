@@ -142,7 +142,7 @@ def is_spread(note: str, devices: int, on_node: int) -> bool:
 
 def is_told_first(note: str, devices: int, on_node: int) -> bool:
     """Whether the report prints a note on what a launch file leaves open below its first lines."""
-    if re.match(r"vocabulary not set, .* \(GPT2BPETokenizer\) assumed|approximated: --use-checkpoint-args", note):
+    if re.match(r"vocabulary not set, (?:that of|.*\(GPT2BPETokenizer\))|approximated: --use-checkpoint-args", note):
         return True  # that tokenizer may read files of another, and the checkpoint may be of another model
     begun = note.startswith((NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, OF_OPTIONS))
     return begun or FIRST_OF_SEVERAL in note or is_spread(note, devices, on_node)

@@ -191,6 +191,14 @@ def vocabulary(keys: JobKeys) -> int | None:
     return size + sum(keys.whole(key, least=0) or 0 for key in ("extra_vocab_size", "vocab_extra_ids"))
 
 
+def has_own_vocabulary(keys: JobKeys) -> bool:
+    """Whether a file names a tokenizer whose entries neither it nor the user tells: that of a model may be another one."""
+    notes = [*keys.notes]
+    unknown = any(keys.get(key) for key in TOKENIZERS) and vocabulary(keys) is None
+    keys.notes = notes
+    return unknown and told(keys.sets, "model.vocab_sz") is None
+
+
 def _of_gpt2(keys: JobKeys, size: int, files: list[str]) -> int:
     """Entries of GPT-2's files, where these tell them: Megatron-LM then does not read --vocab-size.
 

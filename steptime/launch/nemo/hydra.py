@@ -26,6 +26,8 @@ _LAYERS = {
 }
 """Names of a model -> what it has in place of Megatron-Core's layers (megatron_gpt_model.py, get_specs)."""
 
+_GRIFFIN = "megatron_griffin"
+"""The name of a whole config of examples/nlp/language_modeling/megatron_griffin_pretraining.py."""
 _CONVERTED = {"model.mcore_gpt": True, "model.transformer_engine": True}
 """Of a checkpoint that NeMo's converters write (examples/nlp/language_modeling/conf/megatron_llama_config.yaml since 1.22)."""
 
@@ -37,6 +39,8 @@ def read_one(config: NemoConfig) -> Reading:
         ConfigError: it is of a model with other parts than a GPT's.
     """
     path, tree, devices, sets, *_ = config
+    if tree.get("name") == _GRIFFIN:
+        raise ConfigError(f"{path}: name {_GRIFFIN}: recurrent layers, {OTHER_MODEL}; not modeled")
     if part := next((part for part in _PARTS if isinstance(tree["model"].get(part), dict)), ""):
         raise ConfigError(f"{path}: model.{part}: {OTHER_MODEL}; not modeled")
     tree = resolve(tree, config.variables)
