@@ -219,7 +219,7 @@ def keys_of(
     ]
     found = JobKeys(source, table, given, sets=sets, spell=spell)
     if not is_legacy(arguments) and own_layers_by_default(arguments):
-        found.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
+        found.defaults |= {"transformer_impl": ("transformer_impl", "local")}
     if found.on("bf16") and not found.on("grad_reduce_in_bf16"):  # arguments.py, validate_args
         key = "accumulate_allreduce_grads_in_fp32"
         found.defaults |= {key: (key, True)}

@@ -16,8 +16,8 @@ _BEFORE_2 = "Megatron-LM (2019 and 2020)"
 OLD_ARGUMENTS = ("batch_size", "model_parallel_size")
 """Arguments that release 2.0 replaced and stops at (NVIDIA/Megatron-LM v2.0 megatron/arguments.py, parse_args)."""
 _OFF_BEFORE_2 = {
-    "masked_softmax_fusion": ("--scaled-upper-triang-masked-softmax-fusion", False),
-    "bias_gelu_fusion": ("--bias-gelu-fusion", False),
+    "masked_softmax_fusion": ("scaled_upper_triang_masked_softmax_fusion", False),
+    "bias_gelu_fusion": ("bias_gelu_fusion", False),
 }
 """Fused kernels that are off by default before it (v1.1.5 megatron/arguments.py)."""
 _OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4", "core 0.5"}

@@ -13,7 +13,8 @@ from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import let
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander
-from steptime.launch.shell.scope import Kept, Scope, Unknown, Value, merged
+from steptime.launch.shell.merged_scopes import merged
+from steptime.launch.shell.scope import Kept, Scope, Unknown, Value
 from steptime.launch.shell.statements import Case, Chain, Function, If, Loop, Simple, Statement, Subshell
 
 _MOST_COMMANDS = 50_000

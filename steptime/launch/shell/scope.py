@@ -94,6 +94,11 @@ def clean(text: str) -> str:
     return text.replace(_OPEN, "").replace(_CLOSE, "")
 
 
+def mark_of(reason: int) -> str:
+    """What stands for a missing value whose reason has this number."""
+    return f"{_OPEN}{reason}{_CLOSE}"
+
+
 _SOURCES_ARGUMENT = re.compile(r" sources \$\{?(\d)\b")
 """Of the note on a file that was not found, where its name is an argument that the script is not given."""
 
@@ -137,7 +142,7 @@ class Scope:
         reason = Reason(shown, cause, unset)
         if reason not in self.reasons:
             self.reasons.append(reason)
-        return f"{_OPEN}{self.reasons.index(reason)}{_CLOSE}"
+        return mark_of(self.reasons.index(reason))
 
     def unset(self, name: str) -> str:
         """The mark of a variable that is not set."""
@@ -251,50 +256,3 @@ class Scope:
         if (result := arithmetic(text, lookup)) is not None:
             return str(result)
         return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is not integer arithmetic"))
-
-
-_MOST_CHOICES = 16
-
-
-def _choices(scope: Scope, texts: list[str]) -> tuple[str, ...]:
-    """These texts, with what earlier tests leave open in them spelled out; none where no text is a flag, or there are many."""
-    found = list(dict.fromkeys(texts))
-    for at in range(len(scope.reasons)):
-        mark, several = f"{_OPEN}{at}{_CLOSE}", scope.reasons[at].cause.choices
-        if several and any(mark in text for text in found):
-            found = [text.replace(mark, choice) for text in found for choice in several]
-    flags = any(text.lstrip().startswith("-") for text in found)
-    return tuple(dict.fromkeys(found)) if flags and len(found) <= _MOST_CHOICES else ()
-
-
-def _before(texts: list[str]) -> str:
-    """The text to which some tests add words (CMD="$CMD --flag"), as all of these begin with it; "" where they do not.
-
-    >>> _before(["torchrun train.py", "torchrun train.py --bf16"]), _before(["--lr 1", "--lr 10"])
-    ('torchrun train.py', '')
-    """
-    least = min(texts, key=len).rstrip()
-    whole = all(text.startswith(least) and not text[len(least) :][:1].strip() for text in texts)
-    return least if whole else ""
-
-
-def merged(scopes: list[Scope], cause: Unknown) -> Scope:
-    """One scope from several possible ones: a variable keeps its value where all agree."""
-    joined = scopes[0].copy()
-    joined.named = {name for scope in scopes for name in scope.named}
-    joined.cleared = {name for name in joined.cleared if all(name in scope.cleared for scope in scopes)}
-    for name in {name for scope in scopes for name in scope.values}:
-        values = [scope.values.get(name) for scope in scopes]
-        texts = [None if value is None else [item.text for item in value] for value in values]
-        if all(text == texts[0] for text in texts):
-            continue
-        whole = [" ".join(text or []) for text in texts]
-        before = _before(whole) if name not in joined.arrays and all(len(text or []) == 1 for text in texts) else ""
-        choices = _choices(joined, [text[len(before) :] for text in whole])
-        before, choices = (before, choices) if choices else ("", _choices(joined, whole))
-        mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}", choices=choices))
-        line = max(item.line for value in values for item in value or []) if any(values) else 0
-        joined.values[name] = [Value(f"{before} {mark}" if before else mark, line)]
-        if any(name in scope.arrays for scope in scopes):
-            joined.arrays.add(name)
-    return joined
