@@ -16,9 +16,9 @@ from steptime.launch.shell.script import Script
 
 NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
 """Flags of forks that give the model by the name of a repository."""
-_TELLING = frozenset({"micro_batch_size", "global_batch_size", "hidden_size", "seq_length", "use_checkpoint_args"})
-_TELLING |= {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
-"""Flags of which a script of Megatron-LM has at least one."""
+_TELLING = frozenset({"global_batch_size", "hidden_size", "use_checkpoint_args", "tensor_model_parallel_size"})
+_TELLING |= {"pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
+"""Flags of which a script of Megatron-LM has at least one; --micro-batch-size and --seq-length are those of many programs."""
 
 _FIX = re.compile(r"pass script and arguments|\b\w+=\.\.\.")
 """A user's fix: one for missing values serves for devices of the same source too."""
@@ -27,10 +27,10 @@ _FIX = re.compile(r"pass script and arguments|\b\w+=\.\.\.")
 def _is_foreign(program: str) -> bool:
     """Whether a program's name is that of none of Megatron-LM's.
 
-    >>> [_is_foreign(name) for name in ("pretrain_gpt.py", "sft", "src/train_sft.py")]
-    [False, False, True]
+    >>> [_is_foreign(name) for name in ("pretrain_gpt.py", "sft", "src/train_sft.py", "own.sft_trainer")]
+    [False, False, True, True]
     """
-    return program.endswith(".py") and not re.search("pretrain_|megatron", program)
+    return "." in program and not re.search("pretrain_|megatron", program)
 
 
 def _blank(words: list[Word]) -> str:

@@ -129,6 +129,8 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
         ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.
     """
     _of_model(keys)
+    if keys.on("use_rotary_position_embeddings"):
+        keys.put("position_embedding_type", "rope", by=keys.name("use_rotary_position_embeddings"))
     if keys.on("use_torch_fsdp2") and software.partition("@")[0] in _OF_CORE:
         software = "megatron-core-fsdp2"
     if software.partition("@")[0] in OLDER and has_experts(keys):
