@@ -196,7 +196,8 @@ def _of_recipes(
         return None
     if name := started.get("config_file"):
         nearby.needed(str(name), f"{path}: is started with")
-    names = [started.get("config_file")] if started else table.raw.get("recipes_with") or []
+    usual = "recipes_fsdp" if re.search(r"(?m)^#.*\bwith FSDP", nearby.text(path) or "") else "recipes_with"
+    names = [started.get("config_file")] if started else table.raw.get(usual) or []
     return next((found for name in names if name and (found := nearby.path(str(name)))), None)
 
 
@@ -225,9 +226,10 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
         devices = devices_of(script, table, said, unclear)
         file = file_of(script.program, nearby) if "own_methods" in table.raw else script.program
         name = file.rpartition("/")[2]
+        if kind := of_preferences(next((word.text for word in script.arguments[:1] if word.text.isalnum()), "")):
+            raise ConfigError(f"{path}: runs {script.program} {script.arguments[0].text}: {kind} is not modeled")
         code = (nearby.text(file) or "") if name.endswith(".py") else ""
-        notes = (*script.launched(), *script.notes)
-        return Said(said, devices, unclear, name, defaults_in(code), notes, code)
+        return Said(said, devices, unclear, name, defaults_in(code), (*script.launched(), *script.notes), code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], nearby), text)
     tree = of_section(parse_mapping(text, path, repeats=True), table)
     tree = resolve(tree, env | variables_of(nearby))
