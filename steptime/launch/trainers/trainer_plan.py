@@ -24,8 +24,9 @@ from steptime.launch.python.program_setup import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.trainers.adapters import put_adapters, switched
 from steptime.launch.trainers.figures import Figures, size_of
+from steptime.launch.trainers.key_spellings import defaults_with, plainly, renamed_with
 from steptime.launch.trainers.olmo_core import program_of
-from steptime.launch.trainers.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
+from steptime.launch.trainers.trainer_files import Said, own_defaults, said_in
 from steptime.launch.trainers.trainer_kernels import kind_of_model, put_kernels, put_model_kernels
 from steptime.launch.trainers.trainer_sharding import put_fsdp, put_pipeline_engine, put_zero
 from steptime.launch.trainers.trl_defaults import of_unknown_trl
