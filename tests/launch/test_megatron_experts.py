@@ -248,3 +248,30 @@ def test_a_config_object_has_latents_of_its_own_size():
 def test_other_python_is_no_pattern(text):
     assert set(listed(text)) <= {0}
     assert len(listed(text)) <= 10_000
+
+
+@pytest.mark.parametrize(
+    ("frequency", "first", "dense"), [("-1", "2", 2), ("1", "-1", None), ("1", "0", None), ("-1", "-1", None)]
+)
+def test_dense_layers_before_those_with_experts(frequency, first, dense):
+    """MindSpeed-LLM's layer n of 0, 1, ... has experts if n >= --first-k-dense-replace and n % --moe-layer-freq == 0."""
+    flags = f"{EXPERTS} --moe-layer-freq {frequency} --first-k-dense-replace {first} --n-shared-experts 2"
+    moe = section(flags, "model", "moe")
+    assert moe.get("n_dense_layers") == dense
+    assert (moe["n_shared_experts"], moe["shared_expert_inter_sz"]) == (2, 2048)
+    every = section(f"{EXPERTS} --moe-layer-freq 2 --first-k-dense-replace 3", "model", "layers")
+    assert [(run["kind"], run["repeat"]) for run in every] == [
+        ("dense", 4),
+        ("moe", 1),
+        ("dense", 1),
+        ("moe", 1),
+        ("dense", 1),
+    ]
+
+
+def test_a_router_of_mindspeed_without_a_loss():
+    flags = "--num-experts 8 --moe-intermediate-size 1024 --moe-router-load-balancing-type softmax_topk --moe-aux-loss-coeff 0.01"
+    moe = section(flags, "model", "moe")
+    assert (moe["expert_inter_sz"], moe["load_balancing"], moe["pre_softmax"]) == (1024, "none", True)
+    with pytest.raises(ConfigError, match=r"moe-layer-freq: expected a number or 8 layers of 0 and 1 \(got 0\)"):
+        section(f"{EXPERTS} --moe-layer-freq 0", "model")

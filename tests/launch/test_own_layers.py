@@ -186,6 +186,7 @@ def test_experts_of_a_checkout_without_a_choice_of_their_number(tmp_path):
     newer = older + "group.add_argument('--moe-router-topk', type=int, default=2)\n"
     assert experts(older) == (1, "sinkhorn")
     assert experts(newer)[0] == 2
+    assert experts(f"{older}ArgumentGroupFactory(TransformerConfig)  # args.moe_router_topk\n")[0] == 2
     assert experts(newer, "--use-legacy-models") == (1, "sinkhorn")
 
 

@@ -40,7 +40,8 @@ def expert_section(keys: JobKeys, ffn: int) -> dict[str, Any]:
         "experts_per_token": keys.count("moe_router_topk"),
         "n_dense_layers": layers.pop("n_dense_layers", None),
         "score_function": keys.word("moe_router_score_function"),
-        "pre_softmax": keys.on("moe_router_pre_softmax"),
+        "pre_softmax": keys.on("moe_router_pre_softmax")
+        or keys.get("moe_router_load_balancing_type") == "softmax_topk",
         "expert_bias": keys.on("moe_router_enable_expert_bias"),
         **trained_with(keys),
     }
@@ -119,16 +120,20 @@ def _multiprocessors(keys: JobKeys, *, deepep: bool) -> dict[str, int]:
 def _layers(keys: JobKeys) -> dict[str, Any]:
     """Which layers have experts: `n_dense_layers` where all do after some, else the runs of `model.layers`.
 
-    A number N is a layer with experts and N - 1 without, a list one entry for each layer (gpt_layer_specs.py).
+    A number N is a layer with experts and N - 1 without, a list one entry for each layer (gpt_layer_specs.py); MindSpeed-LLM has
+    a number of dense layers before them, and -1 for 1.
     """
     count, said = keys.whole("num_layers") or 0, keys.get("moe_layer_freq")
     if hybrid_pattern(keys) or not count:
         keys.without_effect("moe_layer_freq", "the hybrid pattern sets which layers have experts")
         return {}
-    kinds = [int(layer % int(said) == 0) for layer in range(count)] if str(said).isdecimal() else listed(str(said))
+    number = re.fullmatch(r"-?[1-9]\d{0,5}", str(said))
+    kinds = [int(layer % int(said) == 0) for layer in range(count)] if number else listed(str(said))
     if len(kinds) != count or not set(kinds) <= {0, 1}:
         keys.fail("moe_layer_freq", f"expected a number or {count} layers of 0 and 1 (got {said})")
         return {}
+    first = min(max(0, keys.whole("first_k_dense_replace", least=-1) or 0), count)
+    kinds = [0] * first + kinds[first:]
     dense = kinds.index(1) if 1 in kinds else count
     if all(kinds[dense:]):
         return {"n_dense_layers": dense} if dense else {}
@@ -152,8 +157,8 @@ def _balancing(keys: JobKeys) -> str:
 
 def _shared(keys: JobKeys, width: int) -> dict[str, Any]:
     """Shared experts: their total width, and their number if each has a routed one's width."""
-    total = keys.whole("moe_shared_expert_intermediate_size")
-    if total is None:
+    total = keys.whole("moe_shared_expert_intermediate_size") or width * (keys.whole("n_shared_experts", least=0) or 0)
+    if not total:
         return {}
     found = {"n_shared_experts": max(1, total // width), "shared_expert_inter_sz": total}
     return found | ({"shared_expert_gate": True} if keys.on("moe_shared_expert_gate") else {})

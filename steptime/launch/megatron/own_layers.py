@@ -60,7 +60,8 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
         keys.defaults |= {"use_legacy_models": ("use_legacy_models", False)}
     if "'--overlap-p2p-communication'," in parser:
         keys.defaults |= {"overlap_p2p_comm": ("overlap_p2p_communication", False)}
-    if keys.on("use_legacy_models") or (parser and "--moe-router-topk" not in parser):
+    # later parsers have flags of experts, those of 2026 by the fields of TransformerConfig
+    if keys.on("use_legacy_models") or ("--num-experts" in parser and not re.search(r"--moe-|moe_router", parser)):
         keys.defaults |= {key: (key, value) for key, value in _SWITCH.items() if key in keys.defaults}
     dated = "" if parser else next(iter(_DATED.findall(" ".join(script.variables.values()))), "")
     dated = dated if dated < _TE_BY_DEFAULT else ""
