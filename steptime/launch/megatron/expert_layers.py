@@ -121,6 +121,8 @@ def _layers(keys: JobKeys) -> dict[str, Any]:
         keys.without_effect("moe_layer_freq", "the hybrid pattern sets which layers have experts")
         return {}
     kinds = [int(layer % int(said) == 0) for layer in range(count)] if str(said).isdecimal() else listed(str(said))
+    first = keys.whole("first_k_dense_replace", least=0) or 0
+    kinds = [*([0] * first), *kinds[first:]]
     if len(kinds) != count or not set(kinds) <= {0, 1}:
         keys.fail("moe_layer_freq", f"expected a number or {count} layers of 0 and 1 (got {said})")
         return {}
@@ -148,6 +150,8 @@ def _balancing(keys: JobKeys) -> str:
 def _shared(keys: JobKeys, width: int) -> dict[str, Any]:
     """Shared experts: their total width, and their number if each has a routed one's width."""
     total = keys.whole("moe_shared_expert_intermediate_size")
+    if count := keys.whole("n_shared_experts", least=0):
+        total = count * width
     if total is None:
         return {}
     found = {"n_shared_experts": max(1, total // width), "shared_expert_inter_sz": total}
