@@ -127,6 +127,17 @@ def test_a_script_that_starts_a_recipe_of_its_checkout(tmp_path: Path) -> None:
     assert plan["performance"]["main_grad_dtype"] == "fp32"
 
 
+def test_a_recipe_whose_model_takes_images(tmp_path: Path) -> None:
+    """Qwen3-VL has a tower for images before its layers: no preset's name stands for it."""
+    recipe = RECIPES.replace("Qwen/Qwen3-0.6B", "/models/Qwen3-VL-4B-Instruct")
+    first, other = asked(tmp_path, "own.py", recipe, devices=8)
+    assert first.endswith("which is not among the presets; add --set model=NAME")
+    why = (
+        "another kind of model: it takes images or audio in addition to text; not modeled; --allow-unmodeled ignores it"
+    )
+    assert other == f"/models/Qwen3-VL-4B-Instruct: {why}"
+
+
 def test_a_recipe_by_name_and_one_that_is_not_there(tmp_path: Path) -> None:
     """llama3_8b_pretrain_config: cp 2; 8 devices are 4 ranks."""
     named = STARTED.replace("own_sft", "llama3_8b_pretrain").replace(" model.context_parallel_size=2", "")

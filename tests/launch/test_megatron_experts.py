@@ -275,3 +275,19 @@ def test_a_router_of_mindspeed_without_a_loss():
     assert (moe["expert_inter_sz"], moe["load_balancing"], moe["pre_softmax"]) == (1024, "none", True)
     with pytest.raises(ConfigError, match=r"moe-layer-freq: expected a number or 8 layers of 0 and 1 \(got 0\)"):
         section(f"{EXPERTS} --moe-layer-freq 0", "model")
+
+
+def test_experts_of_mindspeed_llm():
+    """Its --n-shared-experts have a routed one's width each, 2 x 768; layers before --first-k-dense-replace are dense."""
+    said = (
+        "--num-experts 8 --moe-intermediate-size 768 --n-shared-experts 2 --first-k-dense-replace 3 --moe-layer-freq 1"
+    )
+    fused = "--moe-grouped-gemm --use-fused-moe-token-permute-and-unpermute --gemm-gradient-accumulation-fusion"
+    found = reading(f"{said} {fused} --moe-token-dispatcher-type alltoall")
+    moe = found.config["model"]["moe"]
+    keys = ("expert_inter_sz", "n_shared_experts", "shared_expert_inter_sz", "n_dense_layers")
+    assert [moe[key] for key in keys] == [768, 2, 1536, 3]
+    assert found.config["performance"]["moe"]["permute_fusion"]
+    assert [flag.name for flag in found.of("approximated")] == ["--gemm-gradient-accumulation-fusion"]
+    plain = reading(said.replace("--n-shared-experts 2 --first-k-dense-replace 3 ", "")).config["model"]["moe"]
+    assert [plain.get(key) for key in keys] == [768, None, None, None]

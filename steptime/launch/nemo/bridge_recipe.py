@@ -15,6 +15,7 @@ from steptime.base.config import ConfigError, show
 from steptime.launch.devices import told
 from steptime.launch.keys import flatten, is_costly, load_table
 from steptime.launch.megatron.translation import object_keys, plan_of
+from steptime.launch.named_models import not_modeled
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
 from steptime.launch.nemo.bridge_table import kernels, put_arguments, recipes, set_by_calls, settings_of, unwrapped
@@ -34,7 +35,7 @@ from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.python.config_functions import CALLED, read_function
 from steptime.launch.python.config_values import CLASS, FUNCTION, Computed
-from steptime.launch.reading import LaunchFlag, Reading, Sets
+from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, Sets, refusals
 from steptime.launch.shell.processes import Word, blanks, flags_of
 
 _FP8: tuple[dict[str, Any], ...] = (
@@ -185,13 +186,15 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     ask_for_sizes(path, said, unread, table, sets)
     keys = object_keys(said, table, path, model | dict(sets or {}), defaults=defaults, defaults_of="its recipes")
     if preset is None and not fields and "num_layers" not in keys.values and "model" not in (sets or {}):
-        raise ConfigError(f"{path}: its model is {_whose(tree.get('model'), base, whole=whole)}; add --set model=NAME")
+        problem = f"{path}: its model is {_whose(tree.get('model'), base, whole=whole)}; add --set model=NAME"
+        raise ConfigError([problem, *refusals(path, _other_model(tree.get("model")))])
     if not whole:
         why = "what it sets besides the model is not read"
         if base.rpartition(".")[2] in recipes():
             why = "its model, layout, batch and overlap are known; the rest is that of Megatron-Core"
         keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
     keys.assumed_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
+    keys.assumed_flags += _other_model(tree.get("model"))
     for key, value in unread.items():
         if is_costly(key, table, unknown=True):
             keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
@@ -199,10 +202,21 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
 
 
+def _repository(section: Any) -> str:
+    """The repository that a model comes from, or ""."""
+    given = section.get("_args_", []) if isinstance(section, dict) else []
+    return next((word for word in given if isinstance(word, str)), "")
+
+
+def _other_model(section: Any) -> list[LaunchFlag]:
+    """What is refused where the model's repository is one of images or audio, or of another family; empty where it is not."""
+    name = _repository(section)
+    return [LaunchFlag(name, "", "unmodeled", f"{OTHER_MODEL}: {why}")] if (why := not_modeled(name)) else []
+
+
 def _whose(section: Any, base: str, *, whole: bool) -> str:
     """The model that is not known: of a repository that no preset has, or of the function that the recipe begins with."""
-    given = section.get("_args_", []) if isinstance(section, dict) else []
-    if name := next((word for word in given if isinstance(word, str)), ""):
+    if name := _repository(section):
         return f"{show(name)}, which is not among the presets"
     return "known only at run time" if whole else f"that of {base}(), which is not in the file"
 
