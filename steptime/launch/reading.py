@@ -156,6 +156,8 @@ def _job(reading: Reading, sets: Sets, *, allow_unmodeled: bool) -> Job:
     model = config.get("model")
     adapters = model.get("lora") if isinstance(model, dict) else None
     for path, value in (sets or {}).items():
+        if path == "model" and isinstance(model, dict) and model.get("preset") == value:
+            continue  # with what the file says of its training
         put(config, path, value)
         if path == "model" and adapters is not None:  # another model, trained alike
             config["model"] = {"lora": adapters} | ({"preset": value} if isinstance(value, str) else value)

@@ -120,3 +120,17 @@ def test_ms_swift_accumulates_to_sixteen_sequences(tmp_path, flags, gbs):
     found = job(tmp_path, "train.sh", text)
     assert found.data.gbs == gbs
     assert any("gradient_accumulation_steps not set" in note for note in found.notes) == ("accumulation" not in flags)
+
+
+def test_ranks_of_a_sequence_of_ms_swift_exchange_heads(tmp_path):
+    """With 4 key/value heads, 4 ranks exchange heads as DeepSpeed does; 8 are two such groups in a ring."""
+    text = "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --train_type full --max_length 512 --sequence_parallel_size "
+    assert "exchange of the profile is counted" in " ".join(job(tmp_path, "ddp.sh", f"{text}8").notes)
+    few = job(tmp_path, "few.sh", f"{text}4 --deepspeed zero2")
+    assert (few.parallelism.cp, few.cp_comm_type) == (4, "a2a")
+    assert "exchange of the profile" not in " ".join(few.notes)
+    with pytest.raises(
+        ConfigError, match=r"4 of its ranks .* to count one group alone, add --set parallelism\.cp=4"
+    ) as refused:
+        job(tmp_path, "many.sh", f"{text}8 --deepspeed zero2")
+    assert "lower cp" not in str(refused.value)

@@ -136,3 +136,6 @@ def test_flags_of_training_beside_a_named_model_of_ms_swift(tmp_path):
     assert (
         (more.moe.n_experts, more.moe.expert_inter_sz) == (plain.moe.n_experts, plain.moe.expert_inter_sz) == (128, 768)
     )
+    own = (tmp_path / "more.sh").read_text().replace("Qwen/Qwen3-30B-A3B", "/weights/own")
+    (tmp_path / "own.sh").write_text(own)
+    assert job_of(tmp_path / "own.sh", model="qwen3-30b-a3b").model == more

@@ -117,6 +117,8 @@ _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full 
         ("axolotl", f"{_AXOLOTL}adapter: lora\npeft_layers_to_transform: [0, 1]", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_mlp_kernel: true", "approximated"),
         ("axolotl", f"{_AXOLOTL}use_scattermoe: true", "approximated"),
+        ("axolotl", f"{_AXOLOTL}flash_attn_rms_norm: true", "approximated"),
+        ("axolotl", f"{_AXOLOTL}flash_attn_cross_entropy: true", "approximated"),
         ("axolotl", f"{_AXOLOTL}ring_attn_func: varlen_llama3", "approximated"),
         ("axolotl", f"{_AXOLOTL}heads_k_stride: 1", "approximated"),
         ("axolotl", f"{_AXOLOTL}sequence_parallel_degree: 4", "approximated"),

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.launch.devices import states_devices, told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.expert_layers import trained_with
 from steptime.launch.megatron.flags import SIZES
 from steptime.launch.megatron.model_section import TOKENIZERS, vocabulary
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import NO_OPTION, NOT_MODELED, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script
-from steptime.model.presets import load_model
 
 NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
 """Flags of forks that give the model by the name of a repository."""
@@ -72,18 +69,9 @@ def by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
     named = (keys.get(key) for key in (*NAMED, *more))
     preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
     if preset is not None and told(keys.sets, "model") is None:
-        keys.sets = {"model": _as_trained(keys, preset), **(keys.sets or {})}
+        keys.sets = {"model": preset, **(keys.sets or {})}
         keys.notes.append(f"model {preset}, from its name")
     return preset is not None
-
-
-def _as_trained(keys: JobKeys, preset: str) -> dict[str, Any]:
-    """A named model with what flags say of its training: losses of the router, a capacity, multi-token prediction."""
-    experts = load_model(preset).moe
-    more = {"moe": experts.model_dump(exclude_unset=True) | trained_with(keys)} if experts else dict[str, Any]()
-    if depths := keys.whole("mtp_num_layers", least=0):
-        more |= {"mtp": depths, "mtp_repeated": keys.on("mtp_use_repeated_layer")}
-    return {"preset": preset} | more
 
 
 def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:

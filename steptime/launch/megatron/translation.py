@@ -16,7 +16,7 @@ from steptime.job.edit import read_model
 from steptime.launch.devices import SET_DEVICES, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, read_keys
-from steptime.launch.megatron.expert_layers import has_experts
+from steptime.launch.megatron.expert_layers import has_experts, trained_with
 from steptime.launch.megatron.model_section import data_section, has_own_vocabulary, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
@@ -78,6 +78,11 @@ def _model_of(said: Any) -> Model | None:
         return None
 
 
+_BY_NAME = "the model"
+_OF_FLAGS = {"megatron-core", "megatron-deepspeed"}
+"""Profiles of flags; elsewhere a model that has a name also brings how it is trained."""
+
+
 def _of_model(keys: JobKeys) -> None:
     """What degrees, stages and recomputation need from a model given by name: layers, experts and the kind of attention."""
     said = told(keys.sets, "model")
@@ -90,7 +95,19 @@ def _of_model(keys: JobKeys) -> None:
         sizes["moe_shared_expert_intermediate_size"] = experts.shared_expert_inter_sz
     for key, size in sizes.items():
         if size is not None and keys.get(key) is None:
-            keys.put(key, size, by="the model")
+            keys.put(key, size, by=_BY_NAME)
+
+
+def _as_trained(keys: JobKeys, said: Any) -> Any:
+    """A preset with what flags say of its training, where none gives sizes: the router's losses, a capacity, more depths."""
+    if not isinstance(said, str) or (model := _model_of(said)) is None or keys.names.get("num_layers") != _BY_NAME:
+        return said
+    more: dict[str, Any] = {}
+    if model.moe is not None:
+        more["moe"] = model.moe.model_dump(exclude_unset=True) | trained_with(keys)
+    if depths := keys.whole("mtp_num_layers", least=0):
+        more |= {"mtp": depths, "mtp_repeated": keys.on("mtp_use_repeated_layer")}
+    return {"preset": said} | more if more else said
 
 
 def _adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision: str) -> dict[str, Any] | None:
@@ -139,11 +156,13 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     layout = layout_section(keys, devices)
     performance = performance_section(keys, layout, software)
     model = told(keys.sets, "model")
-    if model is None:
-        model = model_section(keys)
-    elif isinstance(model, str) and has_own_vocabulary(keys):
+    if isinstance(model, str) and has_own_vocabulary(keys):
         fix = "else add --set model.vocab_sz=N"
         keys.notes.append(f"vocabulary not set, that of {model} assumed: the file's own tokenizer is not known; {fix}")
+    if software in _OF_FLAGS:
+        model = _as_trained(keys, model)
+    if model is None:
+        model = model_section(keys)
     if adapters := _adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):
         model = ({"preset": model} if isinstance(model, str) else model) | {"lora": adapters}
     data = data_section(keys, layout.get("dp"))

@@ -3,15 +3,18 @@
 Sources: huggingface/transformers src/transformers/training_args.py (torch_compile, torch_compile_backend), trainer.py: the whole
 model with its loss is compiled; huggingface/accelerate src/accelerate/accelerator.py, prepare_model and _prepare_deepspeed
 (dynamo_backend); NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/models/common/utils.py, BackendConfig, and of
-components/models deepseek_v3/layers.py and qwen3_moe/layers.py (compile_attn), deepseek_v3, gpt_oss and llama/rope_utils.py.
+components/models deepseek_v3/layers.py and qwen3_moe/layers.py (compile_attn), deepseek_v3, gpt_oss and llama/rope_utils.py;
+modelscope/ms-swift swift/sequence_parallel/sequence_parallel.py, _init_device_mesh (num_heads is num_key_value_heads).
 """
 
 from __future__ import annotations
 
 import re
+from math import gcd
 from typing import Any, get_args
 
 from steptime.launch.deepspeed import TRACED_MASK
+from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.named_models import model_field
 from steptime.launch.trainers.figures import Figures
@@ -148,13 +151,32 @@ def put_kernels(found: Figures, config: dict[str, Any]) -> None:
     config["performance"] |= section
 
 
+def _of_sequence_ranks(found: Figures, config: dict[str, Any]) -> None:
+    """How ms-swift's ranks of a sequence exchange heads: all-to-all in groups that divide key/value heads, a ring of groups."""
+    keys, by = found.keys, str(found.keys.table.raw.get("swaps_heads", ""))
+    ranks = told_whole(keys.sets, "parallelism.cp") or config["parallelism"].get("cp", 1)
+    if not by or not isinstance(ranks, int) or ranks == 1:
+        return
+    if not found.on("@deepspeed"):
+        keys.approximate(by, "heads exchanged by all-to-all: the exchange of the profile is counted")
+        return
+    heads = model_field(told(keys.sets, "model") or config["model"] or {}, "n_kv_heads")
+    group = gcd(heads, ranks) if isinstance(heads, int) else ranks
+    if group < ranks:
+        ring = f"{group} of its ranks exchange the model's {heads} key/value heads, and such groups form a ring"
+        keys.problem(
+            f"{by} {ranks}: {ring}; not modeled with DeepSpeed; to count one group alone, add --set parallelism.cp={group}"
+        )
+
+
 def put_model_kernels(found: Figures, config: dict[str, Any]) -> None:
-    """Put the kernels that depend on the model: those of NeMo AutoModel, and Liger's loss.
+    """Put the kernels that depend on the model: those of NeMo AutoModel, and Liger's loss; ms-swift's exchange of heads.
 
     Liger's head and loss are one function that takes a part of the tokens at a time. A trainer with a loss of its own, which an
     option of the table's `own_loss` switches on, takes the labels from the model.
     """
     put_backend(found, config)
+    _of_sequence_ranks(found, config)
     if not found.on("@liger"):
         return
     own = found.keys.table.raw.get("own_loss", [])
