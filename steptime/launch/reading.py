@@ -28,8 +28,6 @@ MACHINE_UNKNOWN = "machine unknown; add --set hardware.node_type=NAME (3dtrn mac
 """End of the line about a file whose machine nothing names."""
 OTHER_MODEL = "another kind of model"
 """Marks the note of a flag that names an unsupported model: then nothing else of its file is reported."""
-
-
 NO_OPTION = "not an option of"
 """First words of the note for a key that the framework does not have, a reason specific to each."""
 _ALONE = (OTHER_MODEL, "mixture of experts", "reinforcement learning")

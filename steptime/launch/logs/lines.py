@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from math import prod
 
@@ -28,8 +29,6 @@ from steptime.launch.logs.trainer_lines import bars, run_length, whole_run, whol
 MIB, GIB = 2.0**20, 2.0**30
 LARGEST = 1e18
 """Largest figure that is accepted from a log."""
-
-
 STEP = {
     # Megatron-LM megatron/training/training.py, training_log; of 2020 on (megatron/training.py), and Megatron-Bridge
     # src/megatron/bridge/training/utils/train_utils.py, training_log
@@ -80,18 +79,20 @@ _TITAN = re.compile(
     r"(?:.{0,90}?\btflops:\s*([\d,.]+))?"
 )
 """pytorch/torchtitan torchtitan/components/metrics.py, MetricsProcessor.log: memory is the reserved peak since the last line."""
-_BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
+_BRIDGE = re.compile(r"Step Time : (?P<s>[\d.]+)s GPU utilization: (?P<tflops>[\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed next to the numbered line."""
-_BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
+_BAR = re.compile(r"global_step=(?P<step>[\d.e+]+).*?train_step_timing in s=(?P<s>[\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
-_MLPERF = re.compile(r'"key": "tracked_stats", "value": \{[^{}]{0,300}?"train_step_tim(?:e|ing in s)": ([\d.]{1,20})')
+_MLPERF = re.compile(
+    r'"key": "tracked_stats", "value": \{[^{}]{0,300}?"train_step_tim(?:e|ing in s)": (?P<s>[\d.]{1,20})'
+)
 """mlcommons/training_results_v4.1 and v5.0 NVIDIA/benchmarks/*/custom_callbacks.py: after every step, without its number."""
 _SAMPLES = re.compile(
     r"(?:micro_step=(\d{1,15})/)?(?:global_step=|\b\d+/)(\d{1,15}), "
     r"(?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)(?:.{0,120}?MaxMemAllocated=([\d.]+) ?GB)?"
 )
 """deepspeedai/DeepSpeed deepspeed/utils/timer.py, ThroughputTimer.stop: the global batch over the time of a step; GB is 2**30."""
-_PIPELINE = re.compile(r"\bsteps: (\d{1,15}) loss: .{0,120}?iter time \(s\): ([\d.]+)")
+_PIPELINE = re.compile(r"\bsteps: (?P<step>\d{1,15}) loss: .{0,120}?iter time \(s\): (?P<s>[\d.]+)")
 """deepspeedai/DeepSpeed deepspeed/runtime/pipe/engine.py, train_batch: the mean of the steps since the last line."""
 _SWIFT = re.compile(
     r"'(?:global_step/max_steps|iteration)': '(\d{1,15})/\d+'"
@@ -155,22 +156,14 @@ def _titan(text: str) -> Iterator[Iteration | MemoryPeak]:
         yield MemoryPeak(_rank(text), 0.0, number(found[2]) * GIB, local=True)
 
 
-def _bridge(text: str) -> Iterator[Iteration]:
-    for found in _BRIDGE.finditer(text):
-        if step_s := number(found[1]):
-            yield Iteration("Megatron-Bridge", -1, step_s, tflops=number(found[2]), stream=_stream(text))
-
-
-def _bar(text: str) -> Iterator[Iteration]:
-    for found in _BAR.finditer(text):
-        if step_s := number(found[2]):
-            yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
-
-
-def _mlperf(text: str) -> Iterator[Iteration]:
-    for found in _MLPERF.finditer(text):
-        if step_s := number(found[1]):
-            yield Iteration("MLPerf", -1, step_s, stream=_stream(text))
+def _timed(framework: str, pattern: re.Pattern[str], text: str) -> Iterator[Iteration]:
+    """Iterations of a pattern with the step time in its group `s`, and its number and TFLOP/s where it has such groups."""
+    for found in pattern.finditer(text):
+        if step_s := number(found["s"]):
+            said = {name: number(figure) for name, figure in found.groupdict().items()}
+            yield Iteration(
+                framework, int(said.get("step", -1)), step_s, 0.0, said.get("tflops", 0.0), stream=_stream(text)
+            )
 
 
 def _swift(text: str) -> Iterator[Iteration | MemoryPeak]:
@@ -190,12 +183,6 @@ def _samples(text: str) -> Iterator[Iteration | MemoryPeak]:
             yield Iteration("DeepSpeed", step, 0.0, stream=_stream(text), samples_per_s=rate, timed=timed)
         if found[4]:
             yield MemoryPeak(_rank(text), number(found[4]) * GIB, 0.0, local=True)
-
-
-def _pipeline(text: str) -> Iterator[Iteration]:
-    for found in _PIPELINE.finditer(text):
-        if step_s := number(found[2]):
-            yield Iteration("DeepSpeed pipeline", int(found[1]), step_s)
 
 
 def _peaks(text: str) -> Iterator[MemoryPeak]:
@@ -236,16 +223,16 @@ def _devices(text: str) -> Iterator[AcceleratorName]:
 
 PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ...] = (
     ((b"elapsed time per iteration", b"train_step_timing in s: ", b"elapsed_time_per_iteration"), _numbered),
-    ((b"train_step_timing in s=",), _bar),
-    ((b"Step Time : ",), _bridge),
-    ((b'"tracked_stats"',), _mlperf),
+    ((b"train_step_timing in s=",), partial(_timed, "NeMo", _BAR)),
+    ((b"Step Time : ",), partial(_timed, "Megatron-Bridge", _BRIDGE)),
+    ((b'"tracked_stats"',), partial(_timed, "MLPerf", _MLPERF)),
     ((b"s/it", b"it/s"), bars),
     ((b"'train_runtime'",), whole_run),
     ((b"train_runtime ", b"_per_second "), whole_run_row),
     ((b"optimization steps = ", b"from global step "), run_length),
     ((b"train_speed(",), _swift),
     ((b"SamplesPerSec=",), _samples),
-    ((b"iter time (s): ",), _pipeline),
+    ((b"iter time (s): ",), partial(_timed, "DeepSpeed pipeline", _PIPELINE)),
     ((b"tps: ", b"wps: "), _titan),
     ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),
     ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),

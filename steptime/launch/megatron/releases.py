@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
-from steptime.base.document import parse_mapping, read_source
-from steptime.launch.keys import FOLDER, KeyTable, load_table
+from steptime.launch.keys import KeyTable, load_table, table_file
 
 _OF_2021 = "Megatron-LM (2021 and 2022)"
 _FORK = "Megatron-DeepSpeed (2021 and 2022)"
@@ -96,9 +95,9 @@ def _parsed() -> dict[str, frozenset[str]]:
     """The arguments that each release's parser takes: it stops at those that 2.0 replaced."""
     names: frozenset[str] = frozenset()
     found: dict[str, frozenset[str]] = {}
-    for release, change in releases().items():
+    for release, change in table_file("megatron_releases")["releases"].items():
         names = names.union(change.get("adds") or []).difference(change.get("drops") or [], OLD_ARGUMENTS)
-        found[release] = names
+        found[str(release)] = names
     return found
 
 
@@ -111,7 +110,7 @@ def _derived() -> frozenset[str]:
 
 def _has_core(release: str) -> bool:
     """Whether a release is one whose models are Megatron-Core's."""
-    order = list(releases())
+    order = list(_parsed())
     return release in order and order.index(release) >= order.index(_OF_CORE)
 
 
@@ -148,10 +147,3 @@ def own_layers_by_default(arguments: Collection[str]) -> bool:
     if {"transformer_impl", "use_mcore_models", "deprecated_use_mcore_models"} & set(arguments):
         return False
     return fitting_release(arguments).rpartition("to ")[2] in _OF_OWN_LAYERS
-
-
-@cache
-def releases() -> dict[str, dict[str, list[str]]]:
-    """The arguments that each release adds to and removes from the previous one's parser."""
-    found: dict[str, dict[str, list[str]]] = parse_mapping(*read_source(FOLDER / "megatron_releases.yaml"))["releases"]
-    return {str(name): change for name, change in found.items()}

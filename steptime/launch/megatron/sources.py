@@ -134,7 +134,7 @@ def _from_words(
         flags = [*keys.flags(), *keys.assumed_flags]
         if any(map(is_other_model, flags)):
             raise ConfigError(refusals(path, flags, NOT_MODELED))
-        stage = _unknown_stage(keys, nearby) if told(sets, "parallelism.zero_level") is None else ""
+        stage = _unknown_stage(keys) if told(sets, "parallelism.zero_level") is None else ""
         asked = (*problems, *also_unknown(keys, script, problems), *[stage][: bool(stage) and "$" not in stage])
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
@@ -145,21 +145,21 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = script.unclear[0]
-    _put_engine(keys, nearby)
-    if stage := _unknown_stage(keys, nearby):
+    _put_engine(keys)
+    if stage := _unknown_stage(keys):
         keys.left_open["parallelism.zero_level"] = stage
-    devices = of_script(keys, script) if script else devices
+    devices = of_script(keys, script.devices, script.notes) if script else devices
     reading = _plan(keys, is_legacy(said.arguments), devices)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
 
 
-def _put_engine(keys: JobKeys, nearby: NearbyFiles | None) -> None:
+def _put_engine(keys: JobKeys) -> None:
     """What a ds_config says, with its half precision; a problem where that is another one than the flags'.
 
     DeepSpeed casts the module to its own (deepspeedai/DeepSpeed runtime/engine.py, _configure_distributed_model).
     """
-    extras = put_deepspeed_config(keys, nearby)
+    extras = put_deepspeed_config(keys)
     keys.assumed_flags += [LaunchFlag("deepspeed_config", "", "unmodeled", what) for what in extras.beyond]
     for half, other in (("fp16", "bf16"), ("bf16", "fp16")):
         if not extras.engine.get(half) or keys.on(half) or told(keys.sets, "performance.precision"):
@@ -171,10 +171,10 @@ def _put_engine(keys: JobKeys, nearby: NearbyFiles | None) -> None:
             keys.put(half, True, by=by)
 
 
-def _unknown_stage(keys: JobKeys, nearby: NearbyFiles | None) -> str:
+def _unknown_stage(keys: JobKeys) -> str:
     """A message that only a ds_config, which was not found, states the ZeRO stage; "" otherwise."""
     named = keys.get("deepspeed_config") if keys.on("deepspeed") else None
-    if named is None or "zero_stage" in keys.values or (nearby is not None and nearby.text(str(named)) is not None):
+    if named is None or "zero_stage" in keys.values or keys.nearby.text(str(named)) is not None:
         return ""
     what = f"ds_config {named} was not found" if named not in ("", True) else "--deepspeed_config has no value"
     return f"{what}, so the ZeRO stage is unknown; add --set parallelism.zero_level=N, or the file --with FILE"

@@ -38,7 +38,7 @@ class Overrides(NamedTuple):
     """What a program puts over its config."""
 
     default: str | None
-    """The file without an argument for it, as far as its name is literal."""
+    """The file without an argument for it: the literal parts of its path, those of constants included."""
     argument: str
     line: int
     """The last line that puts them over it."""
@@ -49,17 +49,15 @@ def overrides_in(module: ast.Module, body: Sequence[ast.stmt]) -> tuple[Override
 
     What is put over it by a function of another name, or after the program's own settings, is not known.
     """
-    merges = [node for node in body if _called(node) in _MERGES]
+    calls = {node: getattr(node, "value", None) for node in body}
+    merges = [node for node, call in calls.items() if isinstance(call, ast.Call) and last_name(call.func) in _MERGES]
     named = [name for node in body for name in _files(node)]
     if not merges or not named:
         return None, list(body)
     rest = [node for node in body if node not in merges]
-    return Overrides(_default_of(module, named[0]), named[0], merges[-1].lineno), rest
-
-
-def _called(node: ast.stmt) -> str:
-    call = getattr(node, "value", None)
-    return last_name(call.func) if isinstance(call, ast.Call) else ""
+    given = next((said.get("default") for name, said in options_in(module) if name == named[0]), None)
+    default = "/".join(_literals(given, constants_of(module))) if given is not None else ""
+    return Overrides(default or None, named[0], merges[-1].lineno), rest
 
 
 def _files(node: ast.stmt) -> Iterator[str]:
@@ -70,12 +68,6 @@ def _files(node: ast.stmt) -> Iterator[str]:
         for item in [*given, *(call.args[:1] if whole else [])]:
             if len(path := dotted(item)) == _OF_ARGUMENT:
                 yield path[1]
-
-
-def _default_of(module: ast.Module, argument: str) -> str | None:
-    """The default of an argument that names a file: the literal parts of its path, those of constants included."""
-    given = next((said.get("default") for name, said in options_in(module) if name == argument), None)
-    return None if given is None else "/".join(_literals(given, constants_of(module))) or None
 
 
 def _literals(node: ast.expr, constants: Mapping[str, ast.expr], depth: int = 5) -> list[str]:

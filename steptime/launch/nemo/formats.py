@@ -99,7 +99,8 @@ def _started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Read
         return None
     file = nearby.path(script.program)
     own = NearbyFiles(file and file.parent)
-    reading = read_program(path, script.program, text, script.arguments, sets, own, stated(script, sets))
+    devices = stated(script.devices, script.notes, sets)
+    reading = read_program(path, script.program, text, script.arguments, sets, own, devices)
     if reading is not None:
         reading.config.setdefault("notes", []).extend(still_true(script.notes, sets))
     return reading

@@ -17,28 +17,8 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python import call_arguments as calls
-from steptime.launch.python.config_values import (
-    CLASS,
-    MOST_ITEMS,
-    Computed,
-    attribute,
-    attribute_set,
-    cased,
-    cast,
-    computed,
-    constants_of,
-    dotted,
-    ends,
-    failed,
-    grown,
-    is_cast,
-    looked_up,
-    note_call,
-    operated,
-    parsed,
-    spread,
-    whole_call,
-)
+from steptime.launch.python import config_values as values
+from steptime.launch.python.config_values import CLASS, Computed, computed, dotted, failed
 from steptime.launch.python.loops import rounds
 
 CALLED = "_called_"
@@ -63,8 +43,8 @@ def read_function(
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
     steps = iter(range(_MOST_STATEMENTS))
-    reader = _FunctionReader(path, parsed(path, text), bases, nearby or NearbyFiles(), {}, steps)
-    offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
+    reader = _FunctionReader(path, values.parsed(path, text), bases, nearby or NearbyFiles(), {}, steps)
+    offered = [key for key, found in reader.functions.items() if values.ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
             what = "several config functions" if offered else f"no function that returns {returns}"
@@ -90,7 +70,7 @@ class _FunctionReader:
     ) -> None:  # fmt: skip
         self.path, self.bases, self.nearby, self.readers, self.statements = path, bases, nearby, readers, statements
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-        self.constants = constants_of(module)
+        self.constants = values.constants_of(module)
         self.imports = calls.imported(module)
 
     def owner(self, name: str, depth: int = 0) -> tuple[_FunctionReader, str] | None:
@@ -105,7 +85,7 @@ class _FunctionReader:
             self.readers[file] = None
             if text is not None:
                 self.readers[file] = _FunctionReader(
-                    file, parsed(file, text), self.bases, self.nearby, self.readers, self.statements
+                    file, values.parsed(file, text), self.bases, self.nearby, self.readers, self.statements
                 )
         reader = self.readers[file]
         return reader.owner(own, depth + 1) if reader is not None else None
@@ -172,7 +152,7 @@ class _FunctionReader:
                     with suppress(ConfigError):  # an attribute of what it has set before
                         self.assign(target, Computed(inner.lineno, f"{ast.unparse(inner.value)} if {test}"), names)
             elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
-                note_call(inner.value, names, CALLED)
+                values.note_call(inner.value, names, CALLED)
 
     def changes(self, node: ast.Call) -> bool:
         """Whether a call may change a config: a list that grows, a function that can be followed, or any of a repository's."""
@@ -183,28 +163,28 @@ class _FunctionReader:
     def effect(self, node: ast.Call, names: Tree, depth: int) -> None:
         """The effect of a call: a function that changes a config, or a list that grows."""
         path = dotted(node.func)
-        if path == ["setattr"] and (target := attribute_set(node, lambda part: self.value(part, names, depth))):
+        if path == ["setattr"] and (target := values.attribute_set(node, lambda part: self.value(part, names, depth))):
             self.assign(target, self.value(node.args[2], names, depth), names)
             return
         owner = self.value(node.func.value, names, depth) if isinstance(node.func, ast.Attribute) else None
         if isinstance(owner, Computed) and path[-1:] == ["append"] and isinstance(names.get(path[0]), dict):
-            owner = grown(names[path[0]], path[1:-1])
+            owner = values.grown(names[path[0]], path[1:-1])
         if isinstance(owner, list) and node.args and isinstance(node.func, ast.Attribute):
             given = self.value(node.args[0], names, depth)
             owner += given if node.func.attr == "extend" and isinstance(given, list) else [given]
-            if len(owner) > MOST_ITEMS:
+            if len(owner) > values.MOST_ITEMS:
                 raise failed(self.path, node, "a list longer than any job's")
             return
         with suppress(*([ConfigError] if self.bases else [])):  # followed as far as it can be
             if self.find(".".join(dotted(node.func))):
                 self.value(node, names, depth)
                 return
-        note_call(node, names, CALLED)
+        values.note_call(node, names, CALLED)
 
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
         """`name = ...`, `name.a.b = ...`, or several names at once."""
         if isinstance(target, ast.Tuple):
-            for item, value in zip(target.elts, spread(found, len(target.elts)), strict=True):
+            for item, value in zip(target.elts, values.spread(found, len(target.elts)), strict=True):
                 self.assign(item, value, names)
             return
         if isinstance(target, ast.Subscript) and isinstance(key := self.value(target.slice, names, 0), str):
@@ -238,10 +218,10 @@ class _FunctionReader:
                 return found[0].value(found[0].constants[found[1]], {}, depth + 1)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(item, names, depth) for item in node.elts]
-        if isinstance(node, ast.Attribute) and (known := attribute(node, names)) is not None:
+        if isinstance(node, ast.Attribute) and (known := values.attribute(node, names)) is not None:
             return known[0]
         if isinstance(node, ast.Call):
-            return self.config(whole_call(node), names, depth)
+            return self.config(values.whole_call(node), names, depth)
         return self.worked_out(node, names, depth)
 
     def worked_out(self, node: ast.expr, names: Tree, depth: int) -> Any:
@@ -260,7 +240,7 @@ class _FunctionReader:
         if not parts or not all(isinstance(part, int | float | str | bool | list | None) for part in parts):
             return computed(node)
         try:
-            return operated(node, parts)
+            return values.operated(node, parts)
         except (TypeError, ValueError, ArithmeticError, KeyError):
             return computed(node)
 
@@ -270,7 +250,8 @@ class _FunctionReader:
             node = calls.calling(node, self.value(node.func, names, depth))
         called = calls.called_in(node, names)
         if isinstance(node.func, ast.Attribute) and node.func.attr in {"lower", "upper"}:
-            return cased(node, node.func.attr, self.value(node.func.value, names, depth))
+            text = self.value(node.func.value, names, depth)
+            return getattr(text, node.func.attr)() if isinstance(text, str) else computed(node)
         if not called and self.bases:  # a method of another call's result
             given = [item for inner in ast.walk(node) if isinstance(inner, ast.Call) for item in inner.args]
             return {CLASS: computed(node).code, "_args_": [self.value(item, names, depth) for item in given]}
@@ -287,9 +268,9 @@ class _FunctionReader:
         if isinstance(owner, dict):  # the model of a repository
             return {CLASS: called, "_args_": list(owner.get("_args_", [])), **keywords}
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
-            return calls.of_module(called, node, args, self.imports) or looked_up(called, node, args)
-        if is_cast(called) and not keywords:
-            return cast(called, node, args)
+            return calls.of_module(called, node, args, self.imports) or values.looked_up(called, node, args)
+        if called in values.CASTS and not keywords:
+            return values.cast(called, node, args)
         copies = (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
         if copies and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords

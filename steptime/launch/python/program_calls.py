@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from steptime.base.document import parse_mapping
 from steptime.launch.keys import GivenKey
@@ -16,8 +16,6 @@ from steptime.launch.python.program_values import Argument, Expression, name_of,
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
 """Options of custom programs that name a file of LoRA's settings."""
-
-
 _ENABLE = "gradient_checkpointing_enable"
 _SAME = (
     "bf16", "fp16", "gradient_checkpointing", "per_device_train_batch_size", "gradient_accumulation_steps", "deepspeed",
@@ -113,13 +111,9 @@ def _model(tree: ast.Module) -> dict[str, Any]:
         if node.args and last_name(getattr(node.func, "value", node)).endswith("ForCausalLM")
     ]
     names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else value_of(arg) for arg in loads]
-    given = (keyword for node in ast.walk(tree) if _is_trainer(node) for keyword in node.keywords)
+    given = (keyword for node in calls_in(tree, "SFTTrainer") for keyword in node.keywords)
     names += [name for arg in given if arg.arg == "model" and isinstance(name := _literal(arg.value, constants), str)]
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
-
-
-def _is_trainer(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and last_name(node.func) == "SFTTrainer"
 
 
 def _literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:

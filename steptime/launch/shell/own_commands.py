@@ -38,7 +38,8 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
                 why = Unknown(f"line {node.line} unsets one of its elements")
                 scope.put_array(element[1], [Value(scope.mark(f"${element[1]}", why), node.line)])
             else:
-                scope.clear(value.text, node.line)
+                scope.put(value.text, "", node.line)
+                scope.cleared.add(value.text)
     elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
         read_names(walk.expand, node, [word.text for word in rest])
     elif first in {"cat", "sed"} and node.to is not None:

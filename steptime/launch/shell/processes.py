@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from steptime.base.document import scalar
 from steptime.launch.devices import SET_DEVICES
 from steptime.launch.keys import KeyTable, is_costly
-from steptime.launch.shell.scope import DEVICES_ON_NODE, Unknown
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, Unknown
 
 
 class Word(NamedTuple):
@@ -189,7 +189,7 @@ def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str
         each != on_node or _option(words, LAUNCHERS[launchers[-1]].devices) is not None
     )
     if size.in_devices:
-        missing = {place: each.in_devices() for place, each in missing.items()}
+        missing = {place: each.in_place_of_nodes(DEVICES_OF_JOB) for place, each in missing.items()}
     size.unclear = _asked(missing)
     return size
 
@@ -203,7 +203,8 @@ def _asked(missing: dict[str, Unknown]) -> list[str]:
     variables = [each.variable for each in missing.values() if re.fullmatch(r"[A-Za-z_]\w*", each.variable)]
     for place, unknown in missing.items():
         if unknown.variable not in variables:  # which only a run tells, whatever the variables are
-            return [f"{place}: {unknown.told_or(SET_DEVICES)}"]
+            told = unknown.told(SET_DEVICES)
+            return [f"{place}: {told if '; add --set ' in told else f'{told}, or {SET_DEVICES}'}"]
     before = " ".join(f"{name}=..." for name in dict.fromkeys(variables))
     return [
         f"{place}: {each.why}; write {before} before the command, or {SET_DEVICES}" for place, each in missing.items()
@@ -252,10 +253,8 @@ def _by_hosts(size: Size, words: list[Word], variables: Mapping[str, str]) -> No
         if size.per_node:
             size.nodes, size.default = 1, f"deepspeed, {every}one node without a hostfile"
         elif counted:
-            size.devices, size.default = (
-                int(variables[counted]),
-                f"{counted} of the script, which deepspeed is not given",
-            )
+            size.devices = int(variables[counted])
+            size.default = f"{counted} of the script, which deepspeed is not given"
 
 
 _PER_NODE, _SEEN = ("NPROC_PER_NODE", "GPUS_PER_NODE"), ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

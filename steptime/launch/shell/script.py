@@ -23,7 +23,7 @@ from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import COUNTS, Word, size_of
-from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Unknown, Value, clean
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
 from steptime.launch.shell.usage import Example, examples_of
@@ -89,8 +89,6 @@ _USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
 
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
-
-
 _HOLDS_FLAGS = re.compile(r"^(?!.*(?:DISTRIB|TORCH|LAUNCH|NSYS|PROFIL)).*(?:ARGS|OPTIONS|OPTS|FLAGS)$", re.IGNORECASE)
 """Names of variables that hold flags of a program, and not of what starts it."""
 _OF_LAUNCHER = re.compile(r"--(?:nproc|ntasks)[-_]per[-_]node\b|--node[-_]rank\b")
@@ -203,7 +201,8 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
     if size.in_devices:
-        words = [word._replace(unresolved=tuple(map(_without_nodes, word.unresolved))) for word in words]
+        asked = [[reason.in_place_of_nodes("") for reason in word.unresolved] for word in words]
+        words = [word._replace(unresolved=tuple(reasons)) for word, reasons in zip(words, asked, strict=True)]
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
@@ -222,11 +221,6 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
             *_of_commands(words[launch.at :]),
         ),
     )
-
-
-def _without_nodes(unknown: Unknown) -> Unknown:
-    """The same reason, of which the user does not tell the number of nodes."""
-    return unknown._replace(variable="") if unknown.variable == NODES_OF_JOB else unknown
 
 
 def _of_commands(words: list[Word]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from steptime.job.job import Job
@@ -12,28 +12,24 @@ from steptime.launch.write.megatron_arguments import arguments
 from steptime.launch.write.megatron_script import spread
 from steptime.launch.write.plain_keys import unusual
 
-_DDP = {
-    "use_distributed_optimizer": "use_distributed_optimizer",
-    "overlap_grad_reduce": "overlap_grad_reduce",
-    "overlap_param_gather": "overlap_param_gather",
-    "ddp_bucket_size": "bucket_size",
-    "num_distributed_optimizer_instances": "num_distributed_optimizer_instances",
-    "use_megatron_fsdp": "use_megatron_fsdp",
-    "data_parallel_sharding_strategy": "data_parallel_sharding_strategy",
-}
-"""DistributedDataParallelConfig (megatron-core 0.16.1 distributed/distributed_data_parallel_config.py): argument -> field."""
+_DDP = (
+    "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "ddp_bucket_size",
+    "num_distributed_optimizer_instances", "use_megatron_fsdp", "data_parallel_sharding_strategy",
+)  # fmt: skip
+"""DistributedDataParallelConfig (megatron-core 0.16.1 distributed/distributed_data_parallel_config.py)."""
 _OPTIMIZER = (
     "use_precision_aware_optimizer", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
     "store_param_remainders", "optimizer", "muon_tp_mode", "optimizer_cpu_offload", "optimizer_offload_fraction",
     "overlap_cpu_optimizer_d2h_h2d",
 )  # fmt: skip
 """OptimizerConfig (optimizer/optimizer_config.py)."""
-_PRECISION = {
-    "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_recipe": "fp8_recipe", "fp8_param_gather": "fp8_param_gather",
-    "fp4": "fp4", "fp4_recipe": "fp4_recipe", "fp4_param": "fp4_param",
-    "accumulate_allreduce_grads_in_fp32": "grad_reduce_in_fp32",
-}  # fmt: skip
+_PRECISION = (
+    "bf16", "fp16", "fp8", "fp8_recipe", "fp8_param_gather", "fp4", "fp4_recipe", "fp4_param",
+    "accumulate_allreduce_grads_in_fp32",
+)  # fmt: skip
 """MixedPrecisionConfig (Megatron-Bridge training/mixed_precision.py)."""
+_RENAMED = {"ddp_bucket_size": "bucket_size", "accumulate_allreduce_grads_in_fp32": "grad_reduce_in_fp32"}
+"""Argument -> field, where it has another name."""
 _OVERLAP = ("tp_comm_overlap", "overlap_p2p_comm", "defer_embedding_wgrad_compute", "wgrad_deferral_limit")
 """CommOverlapConfig (training/comm_overlap.py)."""
 _STRATEGY = {"sequence_parallel", "cp_comm_type"}
@@ -50,11 +46,11 @@ def bridge(job: Job) -> str:
         "_target_": "megatron.bridge.training.config.ConfigContainer",
         "model": _rest(said),
         "ddp": _section(said, _DDP),
-        "optimizer": {"optimizer": "adam"} | _section(said, dict(zip(_OPTIMIZER, _OPTIMIZER, strict=True))),
+        "optimizer": {"optimizer": "adam"} | _section(said, _OPTIMIZER),
         "train": {key: said[key] for key in _TRAIN},
         "dataset": {"seq_length": said["seq_length"]},
         "mixed_precision": _section(said, _PRECISION),
-        "comm_overlap": _section(said, dict(zip(_OVERLAP, _OVERLAP, strict=True))),
+        "comm_overlap": _section(said, _OVERLAP),
     }
     return mapping_yaml(tree)
 
@@ -81,7 +77,7 @@ def nemo(job: Job) -> str:
             "plugins": {"_target_": "nemo.lightning.MegatronMixedPrecision", "precision": half} | ours,
         },
         "data": {"seq_length": said["seq_length"]} | {key: said[key] for key in _TRAIN},
-        "optim": {"config": {"optimizer": "adam"} | _section(said, dict(zip(_OPTIMIZER, _OPTIMIZER, strict=True)))},
+        "optim": {"config": {"optimizer": "adam"} | _section(said, _OPTIMIZER)},
     }
     return mapping_yaml(tree)
 
@@ -96,8 +92,8 @@ def _fields(job: Job, name: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in _OF_PARSER}
 
 
-def _section(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {field: said[key] for key, field in names.items() if key in said}
+def _section(said: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {_RENAMED.get(key, key): said[key] for key in names if key in said}
 
 
 def _rest(said: Mapping[str, Any]) -> dict[str, Any]:
