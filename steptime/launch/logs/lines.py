@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from math import prod
+from typing import Any
 
+from steptime.launch.keys import table_file
 from steptime.launch.logs.after_dump import vocabulary, zero_stage
 from steptime.launch.logs.entries import (
     AcceleratorName,
@@ -26,47 +28,9 @@ from steptime.launch.logs.entries import (
 from steptime.launch.logs.files import plain
 from steptime.launch.logs.trainer_lines import bars, run_length, whole_run, whole_run_row
 
-MIB, GIB = 2.0**20, 2.0**30
+GIB = 2.0**30
 LARGEST = 1e18
 """Largest figure that is accepted from a log."""
-STEP = {
-    # Megatron-LM megatron/training/training.py, training_log; of 2020 on (megatron/training.py), and Megatron-Bridge
-    # src/megatron/bridge/training/utils/train_utils.py, training_log
-    "elapsed time per iteration (ms)": ("Megatron-LM", 1e-3),
-    # bigscience-workshop/Megatron-DeepSpeed megatron/training.py, training_log
-    "elapsed time per iteration (s)": ("Megatron-DeepSpeed", 1.0),
-    # argonne-lcf/Megatron-DeepSpeed megatron/training_log.py, training_log: "name=1.0 |"
-    "elapsed_time_per_iteration_ms": ("Megatron-DeepSpeed", 1e-3),
-    # NVIDIA/NeMo nemo/lightning/pytorch/callbacks/progress_printer.py, and its bars before 2.0
-    "train_step_timing in s": ("NeMo", 1.0),
-}
-"""Field -> framework, and the unit of its number [s]."""
-
-TFLOPS = (
-    "throughput per GPU (TFLOP/s/GPU)",  # Megatron-LM since 2023, under --log-throughput
-    "TFLOPs",  # Megatron-DeepSpeed
-    "approx flops per GPU",  # EleutherAI/gpt-neox megatron/logging.py: "45.6TFLOPS"
-    "TFLOPS_per_GPU",  # NeMo nemo/lightning/pytorch/callbacks/flops_callback.py
-)
-BATCH = ("global batch size", "global_batch_size")
-
-MEMORY = {
-    # Megatron-LM megatron/training/utils (report_memory): mega_bytes = 1024.0 * 1024.0
-    "max allocated": ("allocated", MIB),
-    "max reserved": ("reserved", MIB),
-    # Megatron-Bridge train_utils.py, report_memory: memory_stats[...] / 1.0e9
-    "mem-max-allocated-gigabytes": ("allocated", 1e9),
-    "mem-max-reserved-gigabytes": ("reserved", 1e9),
-}
-"""Field of a rank's own line -> the kind of peak, and the unit of its number [B]."""
-OWN_MEMORY = {
-    # Megatron-LM's TensorBoard tag (--log-memory-to-tensorboard), as exported text has it
-    "mem-max-allocated-bytes": ("allocated", 1.0),
-    # NeMo before 2.1 and dgxc recipes: torch.cuda.max_memory_allocated() of the rank that prints
-    "peak_memory_usage": ("allocated", 1.0),
-}
-"""The same for lines without a rank prefix."""
-
 _NUMBER = re.compile(r"\s*([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)")
 _STREAM = re.compile(r"\[(?:rank|default)\s*(\d{1,15})\]|^\s*(\d{1,15}):\s|\[1,(\d{1,15})\]<std")
 """Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
@@ -136,15 +100,16 @@ def said(line: bytes) -> Iterator[LogEntry]:
 
 def _numbered(text: str) -> Iterator[Iteration]:
     """Iterations from fields between bars."""
+    fields = table_file("log_fields")
     starts = [found.start() for found in _NUMBERED.finditer(text)]
     for start, end in pairwise([*starts, len(text)]):
         part = text[start:end]
         head = _NUMBERED.match(part)
-        for name, (framework, unit) in STEP.items():
+        for name, (framework, unit) in fields["step"].items():
             if head and (step_s := field(part, name) * unit):
                 counted = int(field(part, "global_step")) if "global_step:" in part else int(head[1])
-                tflops = next((found for key in TFLOPS if (found := field(part, key))), 0.0)
-                batch = next((found for key in BATCH if (found := field(part, key))), 0.0)
+                tflops = next((found for key in fields["tflops"] if (found := field(part, key))), 0.0)
+                batch = next((found for key in fields["batch"] if (found := field(part, key))), 0.0)
                 yield Iteration(framework, counted, step_s, 0.0, tflops, int(batch), _stream(text))
 
 
@@ -187,15 +152,15 @@ def _samples(text: str) -> Iterator[Iteration | MemoryPeak]:
 
 def _peaks(text: str) -> Iterator[MemoryPeak]:
     """Peak memory, one entry for each rank that the line names."""
-    heads = list(_RANK.finditer(text))
+    heads, fields = list(_RANK.finditer(text)), table_file("log_fields")
     starts = [head.start() for head in heads]
     for head, (start, end) in zip(heads, pairwise([*starts, len(text)]), strict=True):
-        yield _peak(text[start:end], int(head[1]), MEMORY)
+        yield _peak(text[start:end], int(head[1]), fields["memory"])
     if not heads:
-        yield _peak(text, _rank(text), OWN_MEMORY, local=True)
+        yield _peak(text, _rank(text), fields["own_memory"], local=True)
 
 
-def _peak(text: str, rank: int, known: Mapping[str, tuple[str, float]], *, local: bool = False) -> MemoryPeak:
+def _peak(text: str, rank: int, known: Mapping[str, list[Any]], *, local: bool = False) -> MemoryPeak:
     peaks = {"allocated": 0.0, "reserved": 0.0}
     for name, (what, unit) in known.items():
         peaks[what] = max(peaks[what], field(text, name) * unit)

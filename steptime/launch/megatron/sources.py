@@ -33,16 +33,6 @@ _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
 """Of the line that Megatron-LM logs for a step."""
 _DEFAULT_STAGE = "1.0"
 """--zero-stage where it is not given, otherwise a whole number (Megatron-DeepSpeed megatron/arguments.py)."""
-_HYBRID = "a hybrid Mamba model without a pattern of layers"
-_OTHER_MODELS = {
-    r"bert": "BERT",
-    r"pretrain_(?:t5|ict|retro)": "a model with an encoder",
-    r"mask_?diff|diffusion|llada|(?<![a-z])mdm(?![a-z])": "masked diffusion without causal attention",
-    r"mamba|hybrid": _HYBRID,
-    r"(?<![a-z])(?:dpo|orpo|kto|ppo|grpo)(?![a-z])": "preference or reinforcement learning",
-    r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",
-}
-"""Words in the names of programs that train other models than pretrain_gpt.py -> the kind of model."""
 
 
 def read_megatron(
@@ -206,8 +196,8 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     put_backend(keys, values)
     put_tokenizer(keys, script.program, values)
     put_own_layers(keys, script)
-    for words, what in _OTHER_MODELS.items():
-        if what == _HYBRID and hybrid_pattern(keys):
+    for words, what in load_table("megatron").raw["other_programs"].items():
+        if "hybrid" in words and hybrid_pattern(keys):
             continue
         if re.search(words, script.program.rpartition("/")[2]):
             found.append(LaunchFlag(script.program, "", "unmodeled", f"{what}, {OTHER_MODEL}"))

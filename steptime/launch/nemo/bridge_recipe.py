@@ -13,11 +13,11 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.launch.devices import told
-from steptime.launch.keys import flatten, is_costly, load_table
+from steptime.launch.keys import flatten, is_costly, load_table, table_file
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
-from steptime.launch.nemo.bridge_table import kernels, put_arguments, recipes, set_by_calls, settings_of
+from steptime.launch.nemo.bridge_table import RECIPES, kernels, put_arguments, recipes, set_by_calls, settings_of
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabulary, read_train_call
 from steptime.launch.nemo.nemo_run import (
@@ -36,21 +36,6 @@ from steptime.launch.python.config_values import CLASS, FUNCTION, Computed
 from steptime.launch.reading import LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import Word, blanks, flags_of
 
-_FP8: tuple[dict[str, Any], ...] = (
-    {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
-    {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
-    {"fp8": "hybrid", "fp8_recipe": "blockwise"},
-    {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True},
-)
-_PRECISIONS: dict[str, dict[str, Any]] = {
-    "bf16": {}, "fp16": {"fp16": True}, "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
-    **dict.fromkeys(("fp8", "fp8_ds", "fp8_delayed"), _FP8[0]), "fp8_cs": _FP8[1],
-    "fp8_current": _FP8[1] | {"first_last_layers_bf16": True},
-    **dict.fromkeys(("fp8_sc", "fp8_subchannel"), _FP8[2]), **dict.fromkeys(("fp8_mx", "mxfp8"), _FP8[3]),
-}  # fmt: skip
-"""Words of Megatron-Bridge's recipes, less bf16_with_ and _scaling_mixed -> fields of its mixed precision
-(training/mixed_precision.py, MIXED_PRECISION_RECIPES, the same in v0.2.0 to v0.6.0; the short ones are those of its perf
-recipes, perf_recipes/_common.py)."""
 BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
 """Functions of the framework that return configs, and those of its mixed precision."""
 _DEFAULTS = "arguments of the program that are not given have its defaults"
@@ -244,7 +229,8 @@ def _said(tree: dict[str, Any], path: str, sets: Sets, called: Iterable[str]) ->
         word = next((name for name in (mixed.get("_args_") or [""])[:1] if name), None) or mixed.get(CLASS)
         word = None if word == "MixedPrecisionConfig" else word
     name = str(word.code if isinstance(word, Computed) else word or "bf16").removesuffix("()").rpartition(".")[2]
-    fields = _PRECISIONS.get(re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name))
+    short, known = re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name), table_file(RECIPES)["precisions"]
+    fields: dict[str, Any] | None = next((known[words] for words in known if short in words.split()), None)
     if fields is None and told(sets, "performance.precision") is None:
         raise ConfigError(f"{path}: unknown mixed precision {name}; add --set performance.precision=NAME")
     # mixed_precision.py: put over ddp's, true but for fp16_mixed

@@ -39,21 +39,6 @@ def class_preset(name: str) -> str | None:
     return preset_of(f"{family}-{size}".strip("-"))
 
 
-_FIELDS = {
-    "num_layers": "n_layers", "hidden_size": "hidden_sz", "ffn_hidden_size": "inter_sz", "num_attention_heads": "n_q_heads",
-    "num_query_groups": "n_kv_heads", "kv_channels": "head_dim", "vocab_size": "vocab_sz",
-    "share_embeddings_and_output_weights": "tie_embeddings", "qk_layernorm": "qk_norm", "add_qkv_bias": "qkv_bias",
-    "mtp_num_layers": "mtp", "num_moe_experts": "moe.n_experts", "moe_ffn_hidden_size": "moe.expert_inter_sz",
-    "moe_router_topk": "moe.experts_per_token",
-}  # fmt: skip
-"""Fields of a GPT's config (megatron/core/transformer/transformer_config.py, models/gpt_provider.py) -> of a model."""
-_KINDS = {
-    "normalization": "norm", "gated_linear_unit": "glu", "add_bias_linear": "bias", "window_size": "attention.window",
-    "multi_latent_attention": "attention.kind", "num_moe_experts": "moe", "moe_layer_freq": "moe",
-}  # fmt: skip
-"""Fields that make a model of another kind, where they are not as the preset has them -> of a model."""
-
-
 def changed(path: str, preset: str, said: dict[str, Any], section: str, sets: Sets) -> Any:
     """A preset with what the recipe sets over it, in its section of the config.
 
@@ -66,8 +51,9 @@ def changed(path: str, preset: str, said: dict[str, Any], section: str, sets: Se
         return {"hf": file}
     if told(sets, "model") is not None:
         return preset
-    _same_kind(path, preset, listed, {key: said.get(f"{section}.{key}") for key in _KINDS}, section)
-    for name, field in _FIELDS.items():
+    table = table_file("nemo2_models")
+    _same_kind(path, preset, listed, {key: said.get(f"{section}.{key}") for key in table["kinds"]}, section)
+    for name, field in table["fields"].items():
         key = f"{section}.{name}"
         if isinstance(value := said.get(key), Computed) and told(sets, f"model.{field}") is None:
             raise ConfigError(f"{path}: {key} is computed ({value.code}); add --set model.{field}=N")
@@ -96,7 +82,7 @@ def _as_listed(name: str, value: Any, listed: Model) -> bool:
         dense = value.count(0) if isinstance(value, list) else 0 if value == 1 else None
         return bool(dense == (listed.moe.n_dense_layers if listed.moe else 0))
     own: Any = listed
-    for part in _KINDS[name].split("."):
+    for part in table_file("nemo2_models")["kinds"][name].split("."):
         own = getattr(own, part, None)
     if name == "multi_latent_attention":
         return bool(value) == bool(own == "mla")
