@@ -20,7 +20,9 @@ def notes(job: Job) -> list[str]:
     lines = []
     if devices < node:
         verb = "is" if devices == 1 else "are"
-        lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node {verb} used")
+        lines.append(
+            f"note: {devices} of the {node} devices of a {job.machine.name.removesuffix('-node')} node {verb} used"
+        )
     elif devices % node:
         lines.append(f"note: {counted(devices, 'device')} on nodes of {node}: the last node is partly used")
     inner = job.machine.tiers[0]

@@ -59,13 +59,14 @@ def read_jobs(paths: Sequence[str], options: Namespace) -> list[ComparedJob]:
             asked_of[paths[n]] = lines
     asked = [line for lines in asked_of.values() for line in lines]
     if asked and not problems:
-        from steptime.commands.launch_command import retyped
+        from steptime.commands.launch_command import for_one, retyped
 
-        asked += retyped(options.typed, asked_of)
+        asked += retyped(options.typed, asked_of) + for_one(options.typed, options.kind or "auto", paths, asked_of)
     if problems or asked:
         raise ConfigError(dict.fromkeys([*problems, *asked]))
     for each in found.values():
         plan_defaults.check_devices(options.devices, each.job.parallelism.devices, options.stated)
+        plan_defaults.check_counts(each.job, options.stated)
     return [found[n] for n in range(len(paths))]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
@@ -16,8 +18,10 @@ from steptime.commands.console import Printer
 from steptime.commands.outputs import write_new
 from steptime.job.edit import read_settings
 from steptime.launch.plan_yaml import plan_yaml
-from steptime.launch.read import named, read
+from steptime.launch.python.config_values import split_path
+from steptime.launch.read import named, read, read_text
 from steptime.launch.reading import LEAVE_OUT, to_job
+from steptime.launch.shell.script import USUAL
 from steptime.launch.write.export import notes, refused, write
 from steptime.search.changes import words
 
@@ -42,6 +46,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     except ConfigError as error:
         raise ConfigError([*error.problems, *retyped(options.typed, {options.config: error.problems})]) from None
     plan_defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
+    plan_defaults.check_counts(job, options.sets)
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")
     return job, reading
@@ -121,17 +126,14 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
     problems = [line for lines in problems_of.values() for line in lines]
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
     words = {source: _words_asked(lines) for source, lines in problems_of.items()}
-    unset = (found[1].split() for line in problems if (found := _VARIABLES.search(line)))
-    variables = list(dict.fromkeys(word for words_of_line in unset for word in words_of_line))
+    unset = " ".join(found[1] for line in problems if (found := _VARIABLES.search(line)))
+    variables = _given(problems_of) | dict.fromkeys(re.findall(r"\w+", unset), "...")
     other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
     asked = [[] if otherwise else _options(line) for line, otherwise in zip(problems, other, strict=True)]
-    if (
-        not (any(asked) or any(other))
-        or not all(map(max, map(bool, asked), left_out, other))
-        or max(words.values()) > 99
-    ):
+    answered = all(map(max, map(bool, asked), left_out, other))
+    if not (any(asked) or any(other)) or not answered or max(words.values()) > 99:
         return []
-    if any(_WORDS in line for source, lines in problems_of.items() for line in lines if not words[source]):
+    if any(_WORDS in line for source, found in words.items() if not found for line in problems_of[source]):
         return []
     more = [
         fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")
@@ -143,8 +145,33 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
     }
     typed = [filled.get(word, word) for word in typed]
     typed = _without(typed, {fix.split()[1].partition("=")[0] for fixes in asked for fix in fixes})
-    command = [*variables, "3dtrn", shlex.join(typed), *more, *["--allow-unmodeled"][: any(left_out)]]
+    before = [f"{name}={value}" for name, value in variables.items()]
+    command = [*before, "3dtrn", shlex.join(typed), *more, *["--allow-unmodeled"][: any(left_out)]]
     return [f"to go on: {' '.join(command)}"]
+
+
+def for_one(typed: list[str], kind: str, paths: Sequence[str], problems_of: Mapping[str, Sequence[str]]) -> list[str]:
+    """How to complete one of the files that are compared alone: settings change all of them, also those that lack nothing."""
+    asked = {path: [fix for line in problems_of.get(path, ()) for fix in _options(line)] for path in paths}
+    lines = []
+    for path, fixes in asked.items():
+        own = [
+            fix for fix in dict.fromkeys(fixes) if "--set" in fix and any(fix not in other for other in asked.values())
+        ]
+        words = ["--from", kind, path, *(word for word in typed[1:] if word not in paths)]
+        if own and (again := retyped(words, {path: problems_of[path]})):
+            plan = f"{Path(named(path)[0]).stem}.yaml"
+            command = f"{again[0].removeprefix('to go on: ')} --save {plan}"
+            lines.append(f"({' '.join(own)} changes all files; for {path} alone: {command}, then compare {plan})")
+    return lines
+
+
+def _given(sources: Iterable[str]) -> dict[str, str]:
+    """Variables of the environment that these files read, as they are typed before a command."""
+    files = (split_path(named(source)[0])[0] for source in sources)
+    texts = [read_text(file) for file in files if Path(file).is_file()]
+    names = dict.fromkeys(name for text in texts for name in re.findall(r"(?:\$\{?|oc\.env:)(\w+)", text))
+    return {name: shlex.quote(os.environ[name]) for name in names if name in os.environ and name not in USUAL}
 
 
 def _words_asked(problems: Sequence[str]) -> int:
@@ -155,19 +182,21 @@ def _words_asked(problems: Sequence[str]) -> int:
 def _without(typed: list[str], asked: set[str]) -> list[str]:
     """The command without the settings that a problem asks for otherwise, which would contradict them.
 
-    >>> _without(["run.sh", "--set", "model.vocab_sz=1", "--set=data.gbs=2", "--json"], {"model.vocab_sz", "data.gbs"})
+    >>> _without(["run.sh", "--set", "hardware.nodes=1", "--set=data.gbs=2", "--json"], {"parallelism.dp", "data.gbs"})
     ['run.sh', '--json']
     """
-    short = {"--machine": "hardware.node_type", "--devices": "parallelism.dp"}
+    short = {"--machine": "hardware.node_type"}
+    short |= dict.fromkeys(("--devices", "devices", "hardware.nodes"), "parallelism.dp")
     kept: list[str] = []
     words = iter(typed)
     for word in words:
         option, joined, value = word.partition("=")
-        if option not in {"--set", *short}:
+        if option not in {"--set", "--machine", "--devices"}:
             kept.append(word)
             continue
         value = value if joined else next(words, "")
-        if short.get(option, value.partition("=")[0]) not in asked:
+        key = option if option in short else value.partition("=")[0]
+        if short.get(key, key) not in {short.get(name, name) for name in asked}:
             kept += [word] if joined else [word, value]
     return kept
 

@@ -14,6 +14,7 @@ from steptime.job.edit import read_settings
 
 if TYPE_CHECKING:
     from steptime.hardware.machine import Machine
+    from steptime.job.job import Job
     from steptime.model.model import Model
 
 MODEL = "llama3-8b"
@@ -114,6 +115,21 @@ def check_devices(counts: int | Collection[int] | None, devices: int | None, cha
         said = f"{key}={stated[key]} makes {product}; remove one"
         plain = f"devices: {numbers}, but {said}"
         raise ConfigError(ConfigProblem(f"--devices: {numbers}, but --set {said}", keys_only=plain))
+
+
+def check_counts(job: Job, changes: Iterable[str]) -> None:
+    """Check that settings of devices, nodes and data-parallel ranks do not contradict each other: the last one is the job's.
+
+    Raises:
+        ConfigError: they do.
+    """
+    stated, devices, size = flat(changes), job.parallelism.devices, job.machine.devices_per_node
+    made = {"devices": devices, "hardware.nodes": -(-devices // size), "parallelism.dp": job.parallelism.dp}
+    given = {key: stated[key] for key in made if type(stated.get(key)) is int}
+    wrong = next((key for key in given if given[key] != made[key]), None)
+    if wrong is not None and (kept := next((key for key in given if given[key] == made[key]), None)):
+        said = f"{wrong}={given[wrong]}, but {{}}{kept}={given[kept]} makes {counted(devices, 'device')}; remove one"
+        raise ConfigError(ConfigProblem(f"--set {said.format('--set ')}", keys_only=said.format("")))
 
 
 def plan(model: str, machine: str | None, devices: int | None, changes: Iterable[str]) -> dict[str, Any]:

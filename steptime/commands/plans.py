@@ -79,6 +79,7 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
         return quick.job(*named, options.sets), None
     job = load(options.config, [*plan_defaults.sets(*named), *options.sets])
     plan_defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
+    plan_defaults.check_counts(job, options.sets)
     tell(plan_defaults.kept_overrides(options.machine, job.hardware.overrides, options.sets))
     return job, None
 

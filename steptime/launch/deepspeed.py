@@ -82,6 +82,7 @@ class ZeroExtras(NamedTuple):
     engine: Mapping[str, Any] = {}
     """Batch (whole, micro, steps) and half precision (bf16, fp16) where it gives them itself and not by "auto"."""
     deepcompile: bool = False
+    tp: int = 1
 
     @property
     def beyond(self) -> list[str]:
@@ -90,6 +91,7 @@ class ZeroExtras(NamedTuple):
             "states in host memory": self.cpu_offload,
             "ZeRO++": self.zero_plus_plus,
             "DeepCompile": self.deepcompile,
+            "AutoTP": self.tp > 1,
         }
         return [name for name, on in named.items() if on]
 
@@ -119,7 +121,8 @@ def put_deepspeed_config(keys: JobKeys) -> ZeroExtras:
     sizes = {"whole": whole, "micro": micro, "steps": steps}
     engine = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
     engine |= {half: True for half in ("bf16", "fp16") if inner.get(f"{half}.enabled") is True}
-    found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level), engine, inner.on(DEEPCOMPILE))
+    tp = inner.count("tensor_parallel.autotp_size", 1, least=0) or 1
+    found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level), engine, inner.on(DEEPCOMPILE), tp)
     inner.becomes(DEEPCOMPILE, "performance.overlap.dp, where the trainer compiles")
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
     keys.assumed_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]

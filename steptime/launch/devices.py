@@ -80,19 +80,17 @@ def of_a_run(text: str) -> dict[str, str]:
 
 
 _NAMED = re.compile(
-    r"(?<![\dA-Za-z])(?<!\d[-_])(\d{1,5})(?:[-_]?gpus?|x[-_]?(?:gb|b|h|a|mi)\d{2,3})(?![A-Za-z\d])", re.IGNORECASE
+    r"(?i)(?<![\da-z])(?<!\d[-_])(\d{1,5}|single)(?:[-_]?gpus?|x[-_]?(?:gb|b|h|a|mi)\d{2,3})(?![a-z\d])"
 )
 
 
 def of_name(name: str) -> int | None:
     """The devices that the name of a config says; None where it says none, or two numbers ("16-32-gpus").
 
-    >>> of_name("llama3_32b_8_gpus.toml"), of_name("llama3_70b-16xb200-16k.toml"), of_name("llama3_8b.toml")
-    (8, 16, None)
-    >>> of_name("deepseek_v3_10b_4x_a100_40GB.toml")
-    4
+    >>> [of_name(f"{name}.toml") for name in ("8b_8_gpus", "70b-16xb200-16k", "10b_4x_a100_40GB", "20b_single_gpu", "3_8b")]
+    [8, 16, 4, 1, None]
     """
-    counts = {int(count) for count in _NAMED.findall(name.rpartition("/")[2])}
+    counts = {int(count) if count.isdecimal() else 1 for count in _NAMED.findall(name.rpartition("/")[2])}
     return counts.pop() if len(counts) == 1 else None
 
 
@@ -119,6 +117,17 @@ def taken(devices: int, by: str) -> str:
     'number of devices not set, 8 assumed: run_train.sh, NGPU 8 unless it is set; else add --set parallelism.dp=N'
     """
     return f"{NOT_STATED}, {devices} assumed: {by}; else {SET_DEVICES}"
+
+
+def written(file: str, text: str) -> tuple[int | None, list[str]]:
+    """The devices by a config's name, else by a comment, which copies of an example keep; and the note on it.
+
+    >>> written("a_8_gpus.toml", "# a preset for 64 A100 GPUs")[0], written("a.toml", "")
+    (8, (None, []))
+    """
+    found = {"the name of the file": of_name(file), "a comment of the file": of_comment(text)}
+    by = next((by for by, devices in found.items() if devices), "")
+    return (found[by], [taken(found[by] or 0, by)]) if by else (None, [])
 
 
 def is_told_first(note: str, devices: int, on_node: int) -> bool:
@@ -217,8 +226,7 @@ def machine_told(sets: Sets) -> Machine | None:
 
 def on_node(sets: Sets) -> int | None:
     """Devices per node of the machine that the user names; None where none is named."""
-    machine = machine_told(sets)
-    return machine.devices_per_node if machine else None
+    return machine.devices_per_node if (machine := machine_told(sets)) else None
 
 
 def _launched(keys: JobKeys, ranks: int) -> int | None:
@@ -262,7 +270,7 @@ def data_parallel(
     """
     ranks = prod(degrees.values())
     dp, by_file = told_whole(keys.sets, "parallelism.dp"), devices
-    devices = _told_number(keys.sets) or devices
+    devices = (given := _told_number(keys.sets)) or devices
     if by_file is not None and (set_to := _set_to(keys.sets, degrees, by_file)) != by_file:
         keys.notes[:] = [note for note in keys.notes if not note.startswith(LAUNCHED)]
         keys.notes.append(f"{NOT_THE_FILES}{set_to:,}, while the file starts {by_file:,}")
@@ -270,5 +278,6 @@ def data_parallel(
         return dp
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+        fix = f" ({ranks}, {2 * ranks}, {3 * ranks} ... are){fix}" if given else fix
         keys.problem(f"world size {devices} is not a multiple of {words} = {ranks}{fix}")
     return max(devices // ranks, 1)

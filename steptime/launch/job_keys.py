@@ -71,7 +71,7 @@ class JobKeys:
 
     def name(self, key: str) -> str:
         """A key in the source's spelling."""
-        return self.names.get(key) or (self.defaults[key][0] if key in self.defaults else self.spell(key))
+        return self.names.get(key) or self.spell(self.defaults[key][0] if key in self.defaults else key)
 
     def error(self, key: str, problem: str) -> ConfigError:
         """The problem of a key, after those already collected."""

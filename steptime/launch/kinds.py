@@ -150,12 +150,10 @@ def _is_shell(path: str, text: str) -> bool:
     return path.endswith((".sh", ".slurm", ".sbatch")) or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
 
 
-def names_its_config(text: str, nearby: NearbyFiles) -> bool:
-    """Whether a script starts a custom program with a ds_config that is there, or that the script writes."""
-    if text.lstrip().startswith("{") or not re.search(STARTS, text):
-        return False
-    named = re.findall(r"--deepspeed(?:_config)?[= ]+(?!--)\"?(\$?[\w{}$./-]+)", text)
-    return any(re.fullmatch(r"\$\{?\w+\}?", name) or nearby.text(name) is not None for name in named)
+def names_its_config(text: str) -> bool:
+    """Whether a script starts a custom program with a ds_config, which may not be there."""
+    starts = not text.lstrip().startswith("{") and re.search(STARTS, text)
+    return bool(starts and re.search(r"--deepspeed(?:_config)?[= ]+(?!--)\"?\$?[\w{}$./-]+", text))
 
 
 def _is_ds_config(text: str) -> bool:

@@ -51,7 +51,7 @@ class NearbyFiles:
         above = [parent / tail for tail in tails for parent in (here, *here.parents[:6])]
         exact = [self.folder / known] if len(pure.parts) > 1 or self._in_repository(known) else []
         # a program or config alone is also that of a folder above, from which the script is started
-        bare = here.parents[:3] if "/" not in name and pure.suffix in {".py", ".yaml", ".yml", ".json"} else []
+        bare = here.parents[:4] if "/" not in name and pure.suffix in {".py", ".yaml", ".yml", ".json"} else []
         candidates = (*exact, self.folder / pure, *above, self.folder / pure.name, *(folder / pure for folder in bare))
         return next((path for path in candidates if is_readable(path)), None)
 

@@ -10,17 +10,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 from steptime.base.config import ConfigError, near, show
-from steptime.base.document import parse_mapping
-from steptime.launch.devices import told
-from steptime.launch.keys import flatten, load_table, table_file
+from steptime.base.document import parse, parse_mapping
+from steptime.job.edit import put
+from steptime.launch.devices import stated, still_true, told
+from steptime.launch.keys import flatten, is_costly, load_table, speaks_of_cost, table_file
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import Env, Reading, Sets
+from steptime.launch.shell.processes import flags_of, split_words
+from steptime.launch.shell.script import read_script
 from steptime.launch.torchtitan.flavors import MODELS
 from steptime.launch.torchtitan.job_config import read_torchtitan
 from steptime.launch.trainers.trainer_plan import read_trainer
@@ -77,7 +82,7 @@ def _titan_model(
     bare = name.removesuffix(_FLOAT8)
     known: dict[str, list[str]] = table["torchtitan_models"]
     if text is not None:
-        found = parse_mapping(text, f"{name}.yaml").get("model")
+        found = _yaml(text, f"{name}.yaml").get("model")
         if isinstance(found, dict) and found.get("name"):
             return found
     if bare in known:
@@ -110,12 +115,53 @@ def _classic(said: Mapping[str, Any], turbo: Mapping[str, Any], table: Mapping[s
     return None
 
 
+_STARTED = dict.fromkeys(
+    (f"run_{where}pretrain{cli}.sh" for where in ("", "local_", "slurm_", "k8s_") for cli in ("", "_cli")),
+    'torchrun --nproc_per_node=${GPUS_PER_NODE:-8} --nnodes=${NNODES:-1} primus/train.py --exp $EXP "$@"\n',
+)
+"""What Primus's own examples/run_pretrain.sh launches, and those that start it on the nodes of a job."""
+
+
 def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles | None = None) -> Reading:
-    """The framework's settings under modules.pre_trainer.overrides, and its model's file, or the model of that name."""
+    """The framework's settings under modules.pre_trainer.overrides, and its model's file, or the model of that name.
+
+    A script that starts a config (EXP=...) is read with it; its options override those settings.
+    """
     nearby = nearby or NearbyFiles()
-    tree = parse_mapping(_filled(text, env), path)
+    if not path.endswith((".sh", ".slurm", ".sbatch")):
+        return _of_tree(path, _yaml(_filled(text, env), path), env, sets, nearby, None)
+    nearby.written |= _STARTED
+    script = read_script(text, path, dict(env or {}), nearby)
+    words = split_words(script.arguments)
+    said = dict(flags_of([word.text for word in words]))
+    if not isinstance(file := said.pop("exp", None), str) or "$" in file:
+        raise ConfigError(f"{path}: starts a config of Primus that is not known; write EXP=... before the command")
+    env = {**(env or {}), **script.variables}
+    for word, value in pairwise(words):
+        key = word.text.lstrip("-")
+        if value.unresolved and is_costly(key, load_table("primus"), unknown=speaks_of_cost(key)):
+            raise ConfigError(f"{path}: {word.text}: {value.unresolved[0].told('write the value into the script')}")
+    tree = _yaml(_filled(nearby.needed(file, f"{path}: reads"), env), file)
+    for key, value in said.items():
+        plain = isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value)
+        put(tree, f"modules.pre_trainer.overrides.{key}", parse(value, path) if plain else value)
+    devices = stated(script.devices, script.notes, sets)
+    reading = _of_tree(path, tree, {**env, "WORLD_SIZE": str(devices)} if devices else env, sets, nearby, devices)
+    notes = still_true([*script.launched(), *script.notes], sets)
+    return reading._replace(config=reading.config | {"notes": [*notes, *reading.config.get("notes", [])]})
+
+
+_yaml = partial(parse_mapping, repeats=True)
+"""Primus reads with PyYAML, for which the last of a repeated key counts."""
+
+
+def _of_tree(
+    path: str, tree: Mapping[str, Any], env: Env, sets: Sets, nearby: NearbyFiles, devices: int | None
+) -> Reading:
+    """The job of a config; `devices`: those that its script starts."""
     modules = tree.get("modules")
-    trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
+    kind = "post_trainer" if isinstance(modules, dict) and "post_trainer" in modules else "pre_trainer"
+    trainer = modules.get(kind) if isinstance(modules, dict) else None
     if not isinstance(trainer, dict):
         raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training config")
     overrides = trainer.get("overrides") or {}
@@ -123,8 +169,8 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
         raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
     framework = trainer.get("framework", "megatron")
     if framework not in ("megatron", "torchtitan", "maxtext"):
-        what = f"modules.pre_trainer.framework {framework}: only megatron's, torchtitan's and maxtext's are read"
-        raise ConfigError(f"{path}: {what}")
+        what = f"modules.{kind}.framework {framework}: only megatron's, torchtitan's and maxtext's are read"
+        raise ConfigError(f"{path}: {what}; write a plan with its settings (3dtrn init)")
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     if framework == "torchtitan":
         return read_over_torchtitan(path, trainer, name, env, sets, nearby)
@@ -136,7 +182,7 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
     own = load_table("primus").raw["own_models"]
     with_own = {"preset": preset} | own["with"] if re.search(own["names"], name) else preset
     model = {"model": with_own} if preset and "num_layers" not in said else {}
-    return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
+    return from_arguments(said, path, world_size=devices, sets=model | dict(sets or {}), table="primus")
 
 
 def _read_over_maxtext(
@@ -145,8 +191,8 @@ def _read_over_maxtext(
     """The job of MaxText's keys in `overrides`, with its model's file `name`, or the model of that name."""
     usual: dict[str, Any] = load_table("primus").raw["maxtext"]
     defaults, model = (nearby.text(f"primus/configs/{f}") for f in (_MAXTEXT, f"models/maxtext/{name}.yaml"))
-    own = {} if model is None else parse_mapping(_filled(model, env), f"{name}.yaml")
-    module = {} if defaults is None else parse_mapping(defaults, _MAXTEXT)
+    own = {} if model is None else _yaml(_filled(model, env), f"{name}.yaml")
+    module = {} if defaults is None else _yaml(defaults, _MAXTEXT)
     said: dict[str, Any] = {**usual, **{key: module[key] for key in usual if key in module}, **own, **overrides}
     said.pop("extends", None)
     others = [said[key] for key in said if key.startswith("ici_") and key != _REST and isinstance(said[key], int)]
@@ -174,7 +220,7 @@ def _defaults(file: str, tree: Mapping[str, Any], table: Mapping[str, Any], near
     text = nearby.text(f"primus/configs/modules/torchtitan/{file}") if file else None
     if text is None:
         return table["older_torchtitan" if "batch_size" in tree.get("training", {}) else "torchtitan"]  # type: ignore[no-any-return]
-    said = parse_mapping(text, file)
+    said = _yaml(text, file)
     items = ((name, *item) for name in _DEFAULTS if isinstance(said.get(name), dict) for item in said[name].items())
     return {
         f"{name}.{key}": value
@@ -207,9 +253,9 @@ def _model_file(
         return known[name]
     if name in above:
         raise ConfigError(f"{above[-1]}: extends: {name} extends itself")
-    found = parse_mapping(_filled(nearby.needed(file, f"{(*above, name)[-2 if above else -1]}: extends"), env), name)
+    found = _yaml(_filled(nearby.needed(file, f"{(*above, name)[-2 if above else -1]}: extends"), env), name)
     below: dict[str, Any] = {}
-    bases = found.pop("extends", None) or []
+    bases = found.pop("extends", None) or found.pop("bases", None) or []  # its name up to November 2025
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
             raise ConfigError(f"{name}: extends: expected names of files (got {show(base)})")

@@ -76,8 +76,8 @@ def read_as(
         raise ConfigError(f"{path}: is a plan already; run 3dtrn {path}")
     try:
         if kind == "auto":
-            kind = kind_of(path, text, nearby)
-        if kind == "deepspeed" and names_its_config(text, nearby):
+            kind = kind_of(path, _with_configs(text, env), nearby)
+        if kind == "deepspeed" and names_its_config(text):
             kind = "deepspeed-script"
         if kind in {*TABLES, "deepspeed-script"} - _READERS.keys():
             table: Reading = import_module("steptime.launch.trainers.trainer_plan").read_trainer(
@@ -99,6 +99,16 @@ def read_as(
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep to be read") from None
     return found
+
+
+def _with_configs(text: str, env: Mapping[str, str]) -> str:
+    """A script with the configs that variables of the environment name (`CONFIG=job.yaml`), which may tell its kind.
+
+    >>> _with_configs("torchrun train.py $CONFIG $N", {"CONFIG": "job.yaml", "N": "2"})
+    'torchrun train.py job.yaml $N'
+    """
+    named = {name: value for name, value in env.items() if value.endswith((".yaml", ".yml"))}
+    return re.sub(r"\$\{?(\w+)\}?", lambda found: named.get(found[1], found[0]), text) if named else text
 
 
 def _only_sizes(text: str) -> bool:

@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 FP32 = 4.0
 """Bytes of one fp32 number."""
-_APART = frozenset({"litgpt", "litgpt-ddp"})
-"""Software that has an A and a B for each of q, k and v of one projection.
-
-Source: Lightning-AI/litgpt@b042058e litgpt/lora.py, LoRAQKVLinear: A has rank rows for each that has an adapter, B the rows of
-these, whose product with their own part of A's output is padded with zeros to the projection's.
-"""
 
 
 def adapted(ops: list[Op], lora: Lora, model: Model, shard: Shard) -> list[Op]:
@@ -78,7 +72,7 @@ def without_backward(ops: list[Op]) -> list[Op]:
 
 def sizes_of(op: Gemm, lora: Lora, model: Model, shard: Shard) -> tuple[int, Num]:
     """Rows of A and of B beside a projection."""
-    if op.name != "attn.qkv" or shard.software.name.partition("@")[0] not in _APART:
+    if op.name != "attn.qkv" or not shard.software.kernels.separate_adapters:
         return lora.rank, op.params[0].shape[0]
     heads = {"q_proj": model.n_q_heads, "k_proj": model.n_kv_heads, "v_proj": model.n_kv_heads}
     own = [count for target, count in heads.items() if target in lora.targets]

@@ -26,7 +26,8 @@ RULE = (
 def headline(estimate: Estimate) -> list[str]:
     """The job in brief: model, devices, layout, batch."""
     job = estimate.job
-    node = counted(estimate.nodes, f"{job.machine.name} node")  # a machine's name may be that of its rack or cluster
+    machine = job.machine.name.removesuffix("-node")  # it may be the name of a rack or cluster
+    node = counted(estimate.nodes, f"{machine} node")
     params = estimate.params
     active = f", {quantity(params.active, COUNT)} active" if params.active != params.total else ""
     model = f"{job.model.name or 'unnamed model'}, {quantity(params.total, COUNT)} parameters{active}"

@@ -110,6 +110,8 @@ class KernelSettings(Switches):
     fused_projections: bool | Literal["qkv", "qkv_copied"]
     """One GEMM for q, k, v and one for gate and up (Megatron), one for q, k, v only, which are views of its output (litgpt) or
     copied from it (torchtitan), or none (HF)."""
+    separate_adapters: bool
+    """Whether the adapter of one GEMM for q, k and v has an A and a B for each of them (litgpt), or one A and one B."""
     vocab_parallel: bool
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
 

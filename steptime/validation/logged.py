@@ -106,7 +106,6 @@ def read_run(
     """The job of one run's logs and its steady state; `sets` are `a.b=c` applied to its config, `kind` as in `3dtrn --from`.
 
     `plan`: a plan, config or launch script of the same job, for a log that does not print its own.
-
     `hardware` is used where neither the logs nor `sets` name the machine.
 
     Raises:
@@ -119,10 +118,9 @@ def read_run(
         raise ConfigError(unread)
     reading = _reading(log, kind, changes) if plan is None else _plan_file(plan, kind, changes, log)
     notes, problems = _name_machine(reading, log, changes, hardware)
+    known = changes | ({"hardware": ANY_MACHINE} if problems else {})
     try:
-        job = to_job(
-            reading, changes | ({"hardware": ANY_MACHINE} if problems else {}), allow_unmodeled=allow_unmodeled
-        )
+        job = to_job(reading, known, allow_unmodeled=allow_unmodeled)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
@@ -133,7 +131,8 @@ def read_run(
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
         notes.append(f"data.gbs: {found.batch:,} in the lines used, not {job.data.gbs:,} ({plan or 'arguments'})")
         changes["data.gbs"] = found.batch
-        job = to_job(reading, changes, allow_unmodeled=allow_unmodeled)
+        pair = reading._replace(source=f"{log.files[0]}: {notes[-1]}, which another job has")
+        job = to_job(pair, changes, allow_unmodeled=allow_unmodeled)
     config = {key: value for key, value in reading.config.items() if key != "notes"}
     for path, value in changes.items():
         put(config, path, value)

@@ -268,6 +268,16 @@ def test_quack_rotates_in_llamas_family(tmp_path, text, rotation, status):
     assert flag(reading, "model.backend.rope")[0] == status
 
 
+def test_the_name_of_a_config_may_say_its_devices(tmp_path):
+    """examples/llm_finetune/gpt_oss/gpt_oss_20b_single_gpu.yaml; another key of the devices goes before the name."""
+    (tmp_path / "a_single_gpu.yaml").write_text(SFT.replace("tp_size: 2", "tp_size: 1"), encoding="utf-8")
+    reading = read("auto", str(tmp_path / "a_single_gpu.yaml"), SETS)
+    assert to_job(reading, SETS).parallelism.dp == 1
+    assert "number of devices not set, 1 assumed: the name of the file" in " ".join(reading.config["notes"])
+    (tmp_path / "b_single_gpu.yaml").write_text(BENCHMARK, encoding="utf-8")
+    assert to_job(read("auto", str(tmp_path / "b_single_gpu.yaml"), SETS), SETS).parallelism.dp == 8  # of 4 nodes
+
+
 def test_an_adapter_of_names_is_not_one_of_weights(tmp_path):
     """enable_hf_state_dict_adapter, which most examples say, translates the names in checkpoints: no LoRA."""
     reading = backend(tmp_path, BENCHMARK, enable_hf_state_dict_adapter=True)

@@ -23,6 +23,20 @@ def test_an_override_is_put_over_the_recipe_of_its_name(tmp_path: Path) -> None:
     assert plan["data"] == {"gbs": 8, "microbatch_sz": 1, "seqlen": 4096}
 
 
+def test_a_word_that_is_no_attention_backend_has_no_effect(tmp_path: Path) -> None:
+    """_set_attention_backend (megatron-core, language_module.py) compares with AttnBackend's members.
+
+    So "flash_attn", which Megatron-Bridge's documentation names, leaves the choice to TransformerEngine, as auto does.
+    """
+    name = "llama3_8b_pretrain_override_example.yaml"
+    for word, backend in (("flash_attn", None), ("auto", None), ("flash", "flash"), ("AttnBackend.fused", "cudnn")):
+        text = OVERRIDE.replace("seq_length: 4096}", f"seq_length: 4096, attention_backend: {word}}}", 1)
+        found = written(tmp_path, name, text, devices=8)
+        assert found.config["performance"].get("attention_backend") == backend
+    (line,) = asked(tmp_path, name, OVERRIDE.replace("seq_length: 4096}", "attention_backend: '<word>'}", 1), devices=8)
+    assert "model.attention_backend: expected one of" in line
+
+
 def test_the_recipe_of_the_program_that_names_the_file(tmp_path: Path) -> None:
     """llama3_70b_pretrain_config: tp 4, pp 4 with 5 chunks on each stage, cp 2, sequence parallelism: 64 / 32 = 2."""
     (tmp_path / "train.py").write_text("from recipes import llama3_70b_pretrain_config\nFILE = 'own.yaml'\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,55 @@ def test_a_model_whose_sizes_are_those_of_the_checkpoint_it_loads(tmp_path: Path
     assert to_job(reading("llama-3-8B-megatron-tp1-bf16"), HARDWARE).model.n_layers == 32
     with pytest.raises(ConfigError, match="no --num-layers; add --set model=NAME"):
         reading("own-8B-megatron-tp1-bf16")
+
+
+def test_a_variable_at_the_value_that_the_program_has_without_it(tmp_path: Path) -> None:
+    """os.environ.get("NAME", "none"): the script's own NAME=none changes nothing."""
+    code = OF_FLAGS.replace('("DEPTH_PATTERN")', '("DEPTH_PATTERN", "none")')
+    (tmp_path / "pretrain_gpt.py").write_text(code, encoding="utf-8")
+    assert job_of(tmp_path, GPT2, "export DEPTH_PATTERN=none\n").model.n_layers == 4
+    assert "DEPTH_PATTERN: read by pretrain_gpt.py" in problem_of(tmp_path, GPT2, "export DEPTH_PATTERN=each\n")
+
+
+@pytest.mark.parametrize(
+    ("base", "refused"), [("ParallelTransformerLayer", True), ("TransformerLayer", True), ("MegatronModule", False)]
+)
+def test_a_model_with_layers_of_a_file_beside_the_program(tmp_path: Path, base: str, refused: bool) -> None:
+    """A layer made from Megatron-LM's has norms or activations that no flag gives; a model around its layers has none."""
+    (tmp_path / "llama_layers.py").write_text(f"class Block({base}):\n    pass\n", encoding="utf-8")
+    code = OF_FLAGS.replace("from megatron.core.models.gpt import GPTModel", "from llama_layers import LLAMAModel")
+    (tmp_path / "pretrain_gpt.py").write_text(code.replace("GPTModel(", "LLAMAModel("), encoding="utf-8")
+    if refused:
+        line = problem_of(tmp_path, GPT2)
+        assert "pretrain_gpt.py: builds the layers of llama_layers.py, which are its own; not modeled" in line
+    else:
+        assert job_of(tmp_path, GPT2).model.n_layers == 4
+
+
+def test_a_job_that_generates_text(tmp_path: Path) -> None:
+    """NVIDIA/Megatron-LM examples/inference/gpt/utils.py, add_common_inference_args."""
+    line = problem_of(tmp_path, f"{GPT2} --num-tokens-to-generate 30 --return-log-probs")
+    assert "--num-tokens-to-generate 30: a job that generates text (examples/inference/gpt)" in line
+
+
+def told_in(folder: Path, command: str) -> list[str]:
+    (script := folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        to_job(read("megatron", str(script), HARDWARE), HARDWARE)
+    return [line.partition("run.sh: ")[2].partition("; ")[0] for line in caught.value.problems]
+
+
+def test_the_length_of_a_decoder_in_a_model_without_an_encoder(tmp_path: Path) -> None:
+    """Megatron-LM's core/pipeline_parallel/schedules.py reads it for models of both parts only."""
+    assert job_of(tmp_path, f"{GPT2} --decoder-seq-length 64").model.n_layers == 4
+    command = f"{RUN} {GPT2} --decoder-seq-length 64"
+    assert told_in(tmp_path, command.replace("pretrain_gpt", "finetune")) == [
+        "--decoder-seq-length 64: encoder and decoder"
+    ]
+
+
+def test_what_a_program_does_is_told_with_the_layers_that_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "pretrain_gpt.py").write_text(f"{OF_FLAGS}\nmodel.layer.requires_grad_(False)\n", encoding="utf-8")
+    assert told_in(tmp_path, re.sub(r"--num-layers \d+", "", f"{RUN} {GPT2}")) == [
+        "its flags have no --num-layers", "pretrain_gpt.py: frozen weights, set up by its code",
+    ]  # fmt: skip

@@ -187,6 +187,8 @@ def test_the_user_tells_the_nodes_that_a_script_leaves_to_be_edited(capsys, tmp_
     world = f"{script}: world size 2 is not a multiple of tp 2 x pp 2 = 4; {fix}"
     go_on = f"to go on: 3dtrn {' '.join(map(str, command))} --devices N"
     assert refused(capsys, *command) == [world, go_on]
+    given = f"{script}: world size 6 is not a multiple of tp 2 x pp 2 = 4 (4, 8, 12 ... are); {fix}"
+    assert refused(capsys, *command, "--devices", "6") == [given, go_on]
     code, out, _ = run(capsys, *command, "--set", "parallelism.dp=4", "--json")
     assert (code, json.loads(out)["devices"]) == (0, 16)
 

@@ -121,6 +121,24 @@ def test_what_both_files_leave_open_is_asked_for_in_one_round(diff, script, tmp_
     assert "--devices: 16, but --set parallelism.dp=8 makes 8 devices" in err
 
 
+def test_what_one_file_leaves_open_can_be_told_for_it_alone(diff, script, tmp_path, monkeypatch, capsys):
+    """--set model.vocab_sz would change b.sh too, which has 32,001 (NullTokenizer adds one); a plan of a.sh leaves it."""
+    monkeypatch.chdir(tmp_path)
+    script("a.sh", "--global-batch-size 32")
+    script("b.sh", "--global-batch-size 32")
+    (tmp_path / "a.sh").write_text((tmp_path / "a.sh").read_text().replace("--vocab-size 32000", ""))
+    *_, again, alone = diff("a.sh", "b.sh", "--machine", "h100")[2].splitlines()
+    assert again == "to go on: 3dtrn diff a.sh b.sh --machine h100 --set model.vocab_sz=N"
+    command = "3dtrn --from auto a.sh --machine h100 --set model.vocab_sz=N --save a.yaml"
+    said = f"(--set model.vocab_sz=N changes all files; for a.sh alone: {command}, then compare a.yaml)"
+    assert alone == said
+    assert cli.main(command.replace("=N", "=50000").split()[1:]) == 0
+    capsys.readouterr()
+    assert ["model.vocab_sz", "50000", "32001"] in [
+        line.split() for line in diff("a.yaml", "b.sh", "--machine", "h100")[1].splitlines()
+    ]
+
+
 def test_a_file_that_cannot_be_read_may_name_the_machine(diff, script, tmp_path):
     """A problem is told once, and the machine is asked for where every file was read."""
     script("a.sh", "--global-batch-size 32")

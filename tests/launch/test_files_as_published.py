@@ -134,6 +134,11 @@ torchrun --nnodes 2 --nproc_per_node 4 examples/language-modeling/run_clm.py \\
     assert written(tmp_path, "run.sh", text.replace("--model_type", "--config_name")).config["model"] == model
     assert (model["n_layers"], model["hidden_sz"], model["n_q_heads"], model["vocab_sz"]) == (24, 1024, 16, 50257)
     assert (plan["data"]["seqlen"], plan["data"]["gbs"], plan["parallelism"]["dp"]) == (1024, 32, 8)
+    # run_clm.py stops at overrides of a named model, so that a program with both has a length of its own
+    other = text.replace("--model_type gpt2", "--model_name_or_path gpt2").replace(
+        "n_embd=1024,n_head=16,n_layer=24,", ""
+    )
+    assert refused(tmp_path, "run.sh", other) == ("sequence length unknown; add --set data.seqlen=N",)
 
 
 TITAN = """\

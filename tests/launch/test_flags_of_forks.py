@@ -271,3 +271,28 @@ def test_a_method_of_recomputation_alone(tmp_path, flags, layers):
     """Megatron-LM 2.5 has no granularity; later ones recompute nothing without it (transformer.py, recompute_granularity)."""
     performance = job_of(tmp_path, f"{GPT2} {flags}").performance
     assert (performance.recompute and performance.recompute.n_layers) == layers
+
+
+def test_simulated_ranks_are_no_training(tmp_path):
+    assert "--simulate-global-step true" in problem_of(
+        tmp_path, f"{GPT2} --simulate-global-step --simulate-result-dir out"
+    )
+
+
+def test_a_curriculum_is_counted_at_its_full_length(tmp_path):
+    job = job_of(tmp_path, f"{GPT2} --data-efficiency-curriculum-learning")
+    assert job.data.seqlen == 1024
+    assert any("--data-efficiency-curriculum-learning" in note and "given length" in note for note in job.notes)
+
+
+def test_biases_of_a_part_of_the_layers(tmp_path):
+    """Pai-Megatron-Patch's --disable-bias-linear-fc has no effect with --disable-bias-linear."""
+    layers = job_of(tmp_path, f"{GPT2} --disable-bias-linear --disable-bias-linear-fc --disable-bias-attn-fc").model
+    assert layers.bias is False
+
+
+def test_deepspeed_without_a_config_has_no_known_stage(tmp_path):
+    """deepspeed.initialize() asserts that there is one."""
+    said = problem_of(tmp_path, f"{GPT2} --deepspeed")
+    assert said.endswith("so the ZeRO stage is unknown; add --set parallelism.zero_level=N")
+    assert job_of(tmp_path, f"{GPT2} --deepspeed --zero-stage 1").parallelism.zero_level == 1

@@ -135,3 +135,7 @@ def test_a_framework_of_primus_that_is_no_word_is_one_line(tmp_path):
     path.write_text("work_group: own\nmodules:\n  pre_trainer:\n    framework: [[x]]\n    model: llama3.1_8B.yaml\n")
     with pytest.raises(ConfigError, match="only megatron's, torchtitan's and maxtext's are read"):
         read("primus", str(path), SETS)
+    text = "modules:\n  post_trainer:\n    framework: megatron_bridge\n    model: qwen3_8b.yaml\n    overrides: {peft: lora}\n"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"modules.post_trainer.framework megatron_bridge: only .*; write a plan"):
+        read("auto", str(path), SETS)

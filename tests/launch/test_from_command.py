@@ -86,6 +86,11 @@ def test_nodes_that_a_setting_gives_are_those_of_the_file(run, tmp_path):
         assert (code, json.loads(out)["devices"]) == (0, 64)
         code, _, err = run(*words, "--devices", "32", "--set", "hardware.nodes=8", "--json")
         assert (code, err) == (2, "--devices: 32, but --set hardware.nodes=8 makes 64 devices; remove one\n")
+        code, _, err = run(*words, "--set", "hardware.nodes=8", "--set", "parallelism.dp=8")
+        said = "--set hardware.nodes=8, but --set parallelism.dp=8 makes 8 devices; remove one\n"
+        assert (code, err) == (2, said)
+        code, out, _ = run(*words, "--set", "hardware.nodes=1", "--set", "parallelism.dp=4", "--json")
+        assert (code, json.loads(out)["devices"]) == (0, 4)  # half of the node
 
 
 def test_a_script_that_asks_slurm_for_its_nodes_is_told_a_command_that_works(run, tmp_path, monkeypatch):
@@ -104,6 +109,9 @@ def test_a_script_that_asks_slurm_for_its_nodes_is_told_a_command_that_works(run
         f"to go on: SLURM_NNODES=... 3dtrn --from megatron {file} --json --set hardware.node_type=NAME",
     ]
     monkeypatch.setenv("SLURM_NNODES", "4")
+    assert run("--from", "megatron", file)[2].splitlines()[-1] == (
+        f"to go on: SLURM_NNODES=4 3dtrn --from megatron {file} --set hardware.node_type=NAME"
+    )
     code, out, _ = run("--from", "megatron", file, "--json", "--set", "hardware.node_type=dgx-h100")
     assert (code, json.loads(out)["devices"]) == (0, 32)
 

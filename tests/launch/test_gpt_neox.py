@@ -9,6 +9,7 @@ from test_files_of_forks import SETS, asked, written
 
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.model.blocks import n_params
 
 JOB = """\
     {
@@ -26,6 +27,24 @@ def test_flash_attention(tmp_path: Path, words: str) -> None:
     assert plan["performance"]["attention_impl"] == "flash"
     assert "attention_impl" not in written(tmp_path, "job.yml", JOB % '"te_mha": false').config["performance"]
     assert "attention_impl" not in written(tmp_path, "job.yml", JOB % '"weight_decay": 0').config["performance"]
+
+
+def test_learned_positions_and_kernels_without_their_fusions(tmp_path: Path) -> None:
+    """neox_args.py: pos_emb is learned by default, both fusions are off; 128 positions of 256 are 32,768 weights more."""
+    usual = written(tmp_path, "job.yml", JOB % '"weight_decay": 0').config
+    assert (usual["performance"]["softmax_impl"], usual["performance"]["activation_impl"]) == ("composite", "composite")
+    fused = '"scaled_upper_triang_masked_softmax_fusion": true, "bias_gelu_fusion": true, "pos_emb": "rotary"'
+    rotary = written(tmp_path, "job.yml", JOB % fused)
+    assert (
+        rotary.config["performance"] | {"softmax_impl": "fused", "activation_impl": "fused"}
+        == rotary.config["performance"]
+    )
+    learned = to_job(written(tmp_path, "job.yml", JOB % '"pos_emb": "learned"'), SETS).model
+    assert learned.learned_positions
+    assert not learned.rotary_embeds
+    assert to_job(rotary, SETS).model.rotary_embeds
+    none = to_job(written(tmp_path, "job.yml", JOB % '"pos_emb": "none"'), SETS).model
+    assert (none.learned_positions, none.rotary_embeds) == (False, False)
 
 
 def test_several_kernels_are_counted_as_unfused(tmp_path: Path) -> None:
@@ -158,3 +177,18 @@ def test_a_script_of_srun_is_of_the_kind_of_its_config(tmp_path: Path) -> None:
     )
     job = to_job(read("auto", str(tmp_path / "run.sh"), SETS), SETS)
     assert (job.model.n_layers, job.parallelism.dp, job.data.gbs) == (8, 16, 64)
+
+
+def test_norms_of_queries_and_keys_over_all_heads(tmp_path: Path) -> None:
+    """ParallelSelfAttention: norms of 4 heads x 64 with one weight each, RMSNorm's: two of 256 in a layer more than without.
+
+    norm_placement olmo3 (GeodesicResearch/geodesic-gpt-neox): norms of outputs, as many as those of inputs.
+    """
+    job = JOB % '"norm": "rmsnorm", "padded_vocab_size": 1024, "te_mha": true%s'
+    plain = to_job(written(tmp_path, "job.yml", job % "", devices=8), SETS | {"devices": 8}).model
+    own = '"use_qk_layernorm": true, "use_separate_qk_norms": true, "norm_placement": "olmo3"'
+    reading = written(tmp_path, "own.yml", job % f", {own}", devices=8)
+    model = to_job(reading, SETS | {"devices": 8}).model
+    assert n_params(model) == n_params(plain) + 8 * 2 * 256
+    assert (model.qk_norm_type, model.pre_norms, model.post_norms) == ("per_layer", False, True)
+    assert not [flag for flag in reading.of("irrelevant") if "its name suggests no cost" in flag.note]

@@ -213,7 +213,7 @@ BAD = [
     (script("--tensor-model-parallel-size two"),
      "run.sh: --tensor-model-parallel-size: expected a whole number of at least 1 (got 'two')"),
     (script("--num-layers 0"), "run.sh: --num-layers: expected a whole number of at least 1 (got 0)"),
-    (script("--num-layers"), "run.sh: line 1: --num-layers: missing value"),
+    (script("--num-layers"), "run.sh: line 1: --num-layers: missing value; write the value into the script"),
     (script("--bf16 oops"), "run.sh: line 1: 'oops' is not a flag"),
     (script("--fp16"), "run.sh: --bf16 and --fp16 are both set; use one"),
     (script("--recompute-granularity some"), "run.sh: --recompute-granularity: expected full or selective (got 'some')"),

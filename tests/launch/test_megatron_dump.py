@@ -179,6 +179,18 @@ def test_a_log_without_its_arguments_is_told_as_a_log(name, text):
     assert error.value.problems == [f"{name}: {missing}; give the log from its beginning, or the launch script"]
 
 
+@pytest.mark.parametrize("before", ["", "+ ", "++ "])
+def test_a_log_without_its_arguments_is_read_by_the_command_that_it_prints(before):
+    """A script's `set -x`, or its `echo` of the command, above lines that are no shell."""
+    flags = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+    more = "--micro-batch-size 1 --global-batch-size 16 --bf16 --tokenizer-type NullTokenizer --vocab-size 999"
+    log = (
+        f"it's starting\n{before}torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py {flags} {more}\nit's loading\n"
+    )
+    plan = read_megatron("job.log", log).config
+    assert (plan["model"]["n_layers"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 16, 16)
+
+
 def test_a_log_with_a_dump_is_megatrons_whatever_other_lines_it_has(tmp_path):
     """DeepSpeed's engine prints its config, in which words of other frameworks occur."""
     path = tmp_path / "output.txt"

@@ -104,7 +104,8 @@ def test_a_plan_is_written_as_such_a_job(kind, more):
     """Not as one of Megatron-FSDP or of the distributed optimizer, and read back to the same plan, also from YAML."""
     job = to_job(reading(f"{FLAGS} {more}"), H100)
     found = write(job, kind)
-    assert {key for key in found.left_out if key not in {"hardware", "parallelism.dp"}} == set()
+    mask = {"performance.attention_mask"} if kind == "nemo" else set()
+    assert set(found.left_out) - {"hardware", "parallelism.dp"} <= mask
     assert re.search("use.torch.fsdp2", found.text)
     assert "sharding" not in found.text
     assert not re.search("use.distributed.optimizer(: true|\n| )", found.text)

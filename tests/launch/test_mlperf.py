@@ -168,10 +168,11 @@ def test_a_model_of_primus_is_not_quite_the_one_of_its_name(tmp_path: Path) -> N
     assert [flag.name for flag in reading.of("approximated")] == ["no_fp8_weight_transpose_cache"]
 
 
-@pytest.mark.parametrize("layers", [36, 4])
-def test_a_model_of_primus_is_read_from_its_file(tmp_path: Path, layers: int) -> None:
+@pytest.mark.parametrize(("layers", "word"), [(36, "extends"), (4, "extends"), (4, "bases")])
+def test_a_model_of_primus_is_read_from_its_file(tmp_path: Path, layers: int, word: str) -> None:
+    """AMD-AGI/Primus@610af752 gave bases the name extends."""
     models = "primus/configs/models/megatron"
-    own = f"extends:\n  - base.yaml\nnum_layers: {layers}\nhidden_size: 2048\nnum_attention_heads: 16\nffn_hidden_size: 11008\n"
+    own = f"{word}:\n  - base.yaml\nnum_layers: {layers}\nhidden_size: 2048\nnum_attention_heads: 16\nffn_hidden_size: 11008\n"
     base = "extends:\n  - language_model.yaml\nqk_layernorm: true\nnormalization: RMSNorm\nvocab_size: 1000\n"
     placed(tmp_path, {f"{models}/qwen2.5_3B.yaml": own, f"{models}/base.yaml": base})
     placed(tmp_path, {f"{models}/language_model.yaml": "num_layers: 24\n"})

@@ -82,3 +82,25 @@ def test_other_sizes_that_automodel_changes_are_refused(tmp_path, config, extra,
     told = problems(tmp_path, AUTOMODEL.format(config=config, extra=extra))
     assert len(told) == 1
     assert told[0].startswith(named)
+
+
+AXOLOTL = (
+    "base_model: Qwen/Qwen3-1.7B\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\nsequence_len: 8192\nbf16: true\n"
+)
+
+
+@pytest.mark.parametrize("section", ["overrides_of_model_config", "model_config"])
+def test_positions_that_axolotl_changes_cost_nothing_and_layers_do(tmp_path, section):
+    """Axolotl src/axolotl/loaders/utils.py sets each on the model's config: rotary positions have no weights."""
+    yarn = "rope_scaling: {type: yarn, factor: 2.0, original_max_position_embeddings: 32768}, max_position_embeddings: 65536"
+    assert job(tmp_path, "job.yaml", f"{AXOLOTL}{section}: {{{yarn}}}\n").model.n_layers == 28
+    (told,) = problems(tmp_path, f"{AXOLOTL}{section}: {{num_hidden_layers: 4}}\n")
+    assert told.startswith(f"{section}.num_hidden_layers 4: not an option of Axolotl; its name suggests a cost")
+
+
+@pytest.mark.parametrize(("value", "told"), [("fa2", False), ("eager", True)])
+def test_attention_of_llamafactory_by_a_forks_name(tmp_path, value, told):
+    text = "model_name_or_path: Qwen/Qwen3-1.7B\nfinetuning_type: full\nstage: sft\ncutoff_len: 4096\nbf16: true\n"
+    text += f"per_device_train_batch_size: 1\ngradient_accumulation_steps: 1\nattn: {value}\n"
+    notes = [note for note in job(tmp_path, "job.yaml", text).notes if note.startswith("approximated: attn")]
+    assert bool(notes) == told

@@ -127,6 +127,19 @@ def test_a_recipe_that_the_main_part_of_a_program_keeps(tmp_path: Path) -> None:
     assert plan["notes"] == ["arguments of the program that are not given have its defaults"]
 
 
+def test_a_recipe_that_a_function_of_the_main_part_keeps(tmp_path: Path) -> None:
+    """The form of NeMo's quickstart: `if __name__ == "__main__": run_pretraining()`; fields of a precision's plugin are set."""
+    before, _, body = MAIN.partition('    if __name__ == "__main__":\n')
+    line = "        recipe.trainer.plugins = bf16_with_fp8_mixed()\n        recipe.trainer.plugins.grad_reduce_in_fp32 = False\n"
+    body = body.replace("        recipe.model =", f"{line}        recipe.model =")
+    text = f'{before}    def run_pretraining():\n{body}\n    if __name__ == "__main__":\n        run_pretraining()\n'
+    plan = written(tmp_path, "run.py", text).config
+    assert plan["data"] == {"gbs": 48, "microbatch_sz": 2, "seqlen": 1024}
+    assert {key: plan["performance"][key] for key in ("precision", "fp8_params", "main_grad_dtype")} == {
+        "precision": "fp8_delayed", "fp8_params": True, "main_grad_dtype": "bf16",
+    }  # fmt: skip
+
+
 def test_a_tokenizer_that_is_not_known(tmp_path: Path) -> None:
     (line,) = asked(tmp_path, "run.py", MAIN.replace("GPT2BPETokenizer", "own"))
     assert line == "vocabulary size unknown (tokenizer own); add --set model.vocab_sz=N"

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launch_readings import DATA
+from launch_readings import DATA, HARDWARE
 from test_files_of_forks import asked, written
 
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.nemo.formats import read_nemo
+from steptime.launch.read import read
 
 CONFIG = """\
 trainer: {devices: 8, num_nodes: 16, precision: bf16}
@@ -224,3 +225,20 @@ def test_scales_of_fp8_are_told_only_under_fp8() -> None:
         flags = read_nemo("job", f"{CONFIG}{precision}{scales}", {}, None).flags
         found = {flag.name: flag.status for flag in flags}
         assert found["model.reduce_amax"] == found["model.disable_parameter_transpose_cache"] == told
+
+
+def test_the_launcher_started_in_its_own_folder_by_a_file_without_a_shebang(tmp_path: Path) -> None:
+    """NeMo's launcher of 2022: main.py at the top of the checkout; amp_backend native is torch's autocast."""
+    config = tmp_path / "conf" / "training" / "gpt3" / "126m.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(CONFIG.replace("trainer: {", "trainer: {amp_backend: native, "), encoding="utf-8")
+    script = tmp_path / "tests" / "train.sh"
+    script.parent.mkdir()
+    options = "training=gpt3/126m training.trainer.num_nodes=2 training.model.global_batch_size=32 data_dir=${DATA}"
+    script.write_text(f"HYDRA_FULL_ERROR=1 python3 main.py {options}\n", encoding="utf-8")
+    found = read("auto", str(script), HARDWARE)
+    plan = found.config
+    assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 4, 32)
+    assert not found.of("unmodeled")
+    config.write_text(config.read_text().replace("native", "apex"), encoding="utf-8")
+    assert [flag.name for flag in read("auto", str(script), HARDWARE).of("unmodeled")] == ["trainer.amp_backend"]

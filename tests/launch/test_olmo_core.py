@@ -132,6 +132,19 @@ def test_a_whole_config_in_one_function(tmp_path: Path) -> None:
     assert (found.parallelism.dp, found.parallelism.cp, found.cp_comm_type) == (4, 2, "all_gather")
 
 
+def test_a_mapping_of_the_parts_in_one_function(tmp_path: Path) -> None:
+    """A program of one's own returns them as a dict; full recomputation replays the 32 layers of a named model as of any."""
+    parts = ALONE.replace(" -> ExperimentConfig", "").replace("return ExperimentConfig(", "return dict(")
+    text = parts.replace("dp_config=", "ac_config=Checkpointing(mode=Mode.full), dp_config=")
+    written(tmp_path, "train.py", text, devices=8)
+    script = "#!/bin/bash\nPY=python3\n$PY -m torch.distributed.run --nnodes=1 --nproc_per_node=8 train.py\n"
+    found = job(written(tmp_path, "run.sh", script))
+    assert (found.model.name, found.data.gbs, found.parallelism.cp) == ("llama3-8b", 32, 2)
+    assert found.performance.activation_checkpointing_type == "full"
+    plain = job(written(tmp_path, "train.py", parts, devices=8)).performance
+    assert plain.activation_checkpointing_type in {None, "none"}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [

@@ -91,6 +91,9 @@ global_train_batch_size: 8
 device_train_microbatch_size: 1
 precision: amp_bf16
 """
+_RUN = "torchrun --nproc_per_node 8 own.py --model_name_or_path Qwen/Qwen2.5-3B --bf16 --per_device_train_batch_size 1"
+_RUN += " --gradient_accumulation_steps 1 --max_length 2048 --config_overrides"
+_TUNE = "model: {_component_: torchtune.models.qwen2_5.qwen2_5_3b}\ntokenizer: {max_seq_len: 2048}\nbatch_size: 1\n"
 _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full --torch_dtype bfloat16"
 
 
@@ -108,10 +111,15 @@ _SWIFT = "swift sft --model Qwen/Qwen2.5-3B --max_length 2048 --tuner_type full 
         ("swift", f"{_SWIFT} --adapter_length 128", "irrelevant"),
         ("swift", f"{_SWIFT} --max_shard_size 5GB", "irrelevant"),
         ("transformers", f"{_TRAINER}bf16: true\ndpo_beta: 5", "unmodeled"),
+        ("transformers", f"{_RUN} hidden_act=silu,num_hidden_layers=2", "unmodeled"),
+        ("torchtune", f"{_TUNE}checkpointer.adapter_checkpoint: a.pt", "irrelevant"),
         ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_target_parameters: [mlp.experts.gate_up_proj]", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}adapter: lora\npeft_layers_to_transform: [0, 1]", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}adapter: lora\nlora_mlp_kernel: true", "approximated"),
         ("axolotl", f"{_AXOLOTL}use_scattermoe: true", "approximated"),
+        ("axolotl", f"{_AXOLOTL}ring_attn_func: varlen_llama3", "approximated"),
+        ("axolotl", f"{_AXOLOTL}heads_k_stride: 1", "approximated"),
+        ("axolotl", f"{_AXOLOTL}sequence_parallel_degree: 4", "approximated"),
         ("axolotl", f"{_AXOLOTL}sample_packing_group_size: 100000", "irrelevant"),
         ("axolotl", f"{_AXOLOTL}processor_type: AutoProcessor", "unmodeled"),
         ("axolotl", f"{_AXOLOTL}use_onebitllms: true", "unmodeled"),
@@ -138,11 +146,15 @@ def test_a_key_that_changes_cost_is_not_passed_over(tmp_path: Path, kind: str, t
     assert [flag.status for flag in reading.flags if flag.name.lstrip("-") == key] == [status]
 
 
-def test_axolotls_bf16_goes_before_bfloat16(tmp_path: Path) -> None:
-    """resolve_dtype: `cfg.bf16 or cfg.bfloat16`; autocast is by bf16 alone."""
-    (tmp_path / "job.yaml").write_text(f"{_AXOLOTL}bf16: true\nbfloat16: true\nfloat16: true\n", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("words", "refused"), [("bf16: true\nfloat16: true\n", []), ("", []), ("fp16: true\n", ["bfloat16"])]
+)
+def test_axolotls_bf16_goes_before_bfloat16(tmp_path: Path, words: str, refused: list[str]) -> None:
+    """resolve_dtype: `cfg.bf16 or cfg.bfloat16`; autocast is by bf16 alone, auto where neither it nor fp16 is said."""
+    (tmp_path / "job.yaml").write_text(f"{_AXOLOTL}bfloat16: true\n{words}", encoding="utf-8")
     reading = read("axolotl", str(tmp_path / "job.yaml"), {"devices": 8})
-    assert (reading.config["performance"]["precision"], reading.of("unmodeled")) == ("bf16", [])
+    assert [flag.name for flag in reading.of("unmodeled")] == refused
+    assert refused or reading.config["performance"]["precision"] == "bf16"
 
 
 @pytest.mark.parametrize(("word", "count"), [("default", 0), ("classification", 1)])

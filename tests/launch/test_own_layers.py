@@ -18,7 +18,7 @@ def attention(folder, script, files=(), more=""):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     path = folder / "examples" / "run.sh"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{script} {FLAGS} {more}\n", encoding="utf-8")
     found = read("megatron", str(path), HARDWARE)
     return found.config["performance"]["attention_impl"], [
@@ -147,3 +147,68 @@ def test_a_spec_of_megatron_cores_own_layers(tmp_path):
     for name, refused in (("get_gpt_layer_local_spec", 0), ("get_gpt_layer_own_spec", 1)):
         path.write_text(f"{RUN} {FLAGS} {specs} {name}\n", encoding="utf-8")
         assert len(read("megatron", str(path), HARDWARE).of("unmodeled")) == refused
+
+
+def test_a_pipeline_that_overlaps_only_where_a_flag_says_so(tmp_path):
+    """NVIDIA/Megatron-LM@f9283c5a megatron/arguments.py; core 0.4 has --no-overlap-p2p-communication in its place."""
+    parser = "group.add_argument('--overlap-p2p-communication', action='store_true', dest='overlap_p2p_comm')\n"
+    stages = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --num-layers 8"
+
+    def overlaps(flags, files=()):
+        attention(tmp_path, RUN, files, f"{stages} {flags}")
+        found = read("megatron", str(tmp_path / "examples" / "run.sh"), HARDWARE)
+        return found.config["performance"]["overlap"]["pp"]
+
+    assert overlaps("")
+    files = {"pretrain_gpt.py": "import megatron\n", "megatron/arguments.py": parser}
+    assert not overlaps("", files)
+    assert overlaps("--overlap-p2p-communication", files)
+
+
+def test_the_parser_of_a_checkout_four_folders_up(tmp_path):
+    files = {"pretrain_gpt.py": "import megatron\n", "megatron/arguments.py": PARSER.format("local")}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert attention(tmp_path / "scripts" / "site" / "model", RUN)[0] == "unfused"
+
+
+def test_experts_of_a_checkout_without_a_choice_of_their_number(tmp_path):
+    """Core 0.4 and before: SwitchMLP gives each token one expert, by Sinkhorn's algorithm; core 0.5 has --moe-router-topk 2."""
+
+    def experts(parser, more=""):
+        files = {"pretrain_gpt.py": "import megatron\n", "megatron/arguments.py": parser}
+        attention(tmp_path, RUN, files, f"--num-experts 8 --transformer-impl transformer_engine {more}")
+        found = read("megatron", str(tmp_path / "examples" / "run.sh"), HARDWARE).config["model"]["moe"]
+        return found["experts_per_token"], found["load_balancing"]
+
+    older = "group.add_argument('--num-experts', type=int, default=None)\n"
+    newer = older + "group.add_argument('--moe-router-topk', type=int, default=2)\n"
+    assert experts(older) == (1, "sinkhorn")
+    assert experts(newer)[0] == 2
+    assert experts(newer, "--use-legacy-models") == (1, "sinkhorn")
+
+
+def test_a_flag_that_the_parser_stores_under_another_name(tmp_path):
+    """--norm-epsilon is of core 0.4 to 0.15, some of which have the older models; 0.16 has it as --layernorm-epsilon."""
+    (path := tmp_path / "run.sh").write_text(
+        f"{RUN} {FLAGS} --transformer-impl local --use-flash-attn --norm-epsilon 1e-5 --normalization RMSNorm\n",
+        encoding="utf-8",
+    )
+    found = read("megatron", str(path), HARDWARE)
+    assert found.config["performance"]["attention_impl"] == "flash"
+    assert sum(flag.name == "--use-flash-attn" for flag in found.of("approximated")) == 1
+
+
+def test_layers_of_mindspeed_have_flash_attention_by_a_flag(tmp_path):
+    """Ascend/MindSpeed-LLM: local layers by default, whose attention is replaced only where --use-flash-attn is given."""
+    told = ["Megatron's own layers: the default of --transformer-impl in MindSpeed-LLM"]
+    own, bloom = tmp_path / "own", tmp_path / "bloom"
+    own.mkdir()
+    bloom.mkdir()
+    flags = "--use-mcore-models --use-fused-rmsnorm --normalization RMSNorm"
+    assert attention(own, RUN, (), f"{flags} --use-flash-attn") == ("flash", told)
+    assert attention(own, RUN, (), f"{flags} --use-flash-attn --transformer-impl local") == ("flash", [])
+    assert attention(own, RUN, (), flags) == ("unfused", told)
+    files = {"pretrain_gpt.py": "import megatron\n", "mindspeed_llm/training/arguments.py": PARSER.format("local")}
+    assert attention(bloom, RUN, files) == ("unfused", told)

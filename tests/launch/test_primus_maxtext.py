@@ -31,6 +31,15 @@ def written(folder, fsdp=8, tp=1):
     return str(path)
 
 
+def test_a_stage_of_maxtexts_pipeline_is_visited_until_all_layers_are_done(tmp_path):
+    """pyconfig.py: repeats = layers / (stages x layers on each), 32 / (4 x 1) and 32 / (4 x 2) of Llama 2 7B."""
+    text = "model_name: llama2-7b\nper_device_batch_size: 4\nmax_target_length: 2048\nici_pipeline_parallelism: 4\n"
+    for more, chunks in (("", 8), ("num_layers_per_pipeline_stage: 2\nnum_pipeline_repeats: 4\n", 4)):
+        (tmp_path / "job.yml").write_text(text + more, encoding="utf-8")
+        layout = read("maxtext", str(tmp_path / "job.yml"), {"hardware.node_type": "dgx-h100"}).config["parallelism"]
+        assert (layout["pp"], layout["vpp"]) == (4, chunks)
+
+
 def test_the_defaults_are_those_of_primus(tmp_path):
     """primus/configs/modules/maxtext/pre_trainer.yaml: remat_policy full, weights in bf16; GPUS_PER_NODE 8."""
     job = to_job(read("auto", written(tmp_path), SETS), SETS)
@@ -69,3 +78,18 @@ def test_states_in_16_bits_are_half_of_those_in_mixed_precision(tmp_path):
     path.write_text(JOB.format(fsdp=8, tp=1) + "      weight_dtype: float32\n")
     with pytest.raises(ConfigError, match="1,028 GiB of states do not fit on 8 devices"):
         to_job(read("auto", str(path), sets), sets)
+
+
+@pytest.mark.parametrize(("model", "refused"), [("mixtral-8x7b", True), ("llama2-7b", False)])
+def test_experts_over_a_fixed_capacity_are_refused(tmp_path, model, refused):
+    """MoeBlock: without sparse_matmul a capacity above 0 drops tokens, by one-hot products; it is not read with it."""
+    text = f"model_name: {model}\nper_device_batch_size: 4\nmax_target_length: 1024\nici_fsdp_parallelism: 8\n"
+    sets = {"hardware.node_type": "dgx-h100", "devices": 8}
+    (path := tmp_path / "job.yml").write_text(f"{text}megablox: true\nsparse_matmul: true\ncapacity_factor: 1.25\n")
+    assert to_job(read("maxtext", str(path), sets), sets).data.gbs == 32
+    path.write_text(f"{text}sparse_matmul: false\ncapacity_factor: 1.25\n")
+    flags = {flag.name: flag.status for flag in read("maxtext", str(path), sets).flags}
+    assert (flags["sparse_matmul"], flags["capacity_factor"]) == (
+        "unmodeled" if refused else "irrelevant",
+        "irrelevant",
+    )

@@ -300,3 +300,20 @@ def test_a_file_of_a_programs_arguments(tmp_path: Path, mode: str, rank: int | N
 def test_partial_training_of_another_kind_by_train_mode(tmp_path: Path, mode: str) -> None:
     with pytest.raises(ConfigError, match="partial training by a method other than LoRA"):
         lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --train_mode {mode}")
+
+
+def test_tokens_as_they_were_stored_are_not_cut_by_the_tokenizer(tmp_path: Path) -> None:
+    """The field is the tokenizer's; a program that loads tokens and hands them on has sequences as long as those of its data."""
+    code = """\
+    class Arguments(TrainingArguments):
+        model_max_length: int = field(default=512)
+    tokenizer = AutoTokenizer.from_pretrained(name, model_max_length=args.model_max_length)
+    trainer = Trainer(model=model, tokenizer=tokenizer, train_dataset=load_from_disk(args.data))
+    """
+    script = f"{COMMAND.replace('--max_seq_length 2048 ', '')} --bf16 True --per_device_train_batch_size 1"
+    with pytest.raises(ConfigError) as caught:
+        to_job(reading(tmp_path, script, train_py=code), SETS)
+    (line,) = caught.value.problems
+    assert line.endswith("max_seq_length is set by the code of train.py; add --set data.seqlen=N")
+    cut = textwrap.dedent(code) + "data = data.map(lambda row: tokenizer(row, truncation=True))\n"
+    assert to_job(reading(tmp_path, script, train_py=cut), SETS).data.seqlen == 512

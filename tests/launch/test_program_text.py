@@ -30,6 +30,44 @@ def test_frozen_weights_are_those_of_no_test_of_the_program_s_own(code: str, fou
     assert set_up_in(code, set(), set()) == found
 
 
+BY_NAME = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--hub_model_id")
+parser.add_argument("--freeze", action="store_true")
+args = parser.parse_args()
+if "unfrozen_qk" in args.hub_model_id:
+    for param in model.model.parameters():
+        param.requires_grad = False
+elif "frozen" in args.hub_model_id.lower():
+    if "frozen" not in locals():
+        model.model.layers[0].requires_grad_(False)
+elif args.freeze:
+    model.requires_grad_(False)
+trainer = SFTTrainer(model=model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("--hub_model_id own/unfrozen_qk_7b", "frozen weights"),
+        ("--hub_model_id own/Frozen_7b", "frozen weights"),
+        ("--hub_model_id own/7b", ""),
+        ("--hub_model_id own/7b --freeze", "frozen weights"),
+        ("", "frozen weights if 'unfrozen_qk' in args.hub_model_id"),
+    ],
+)
+def test_weights_frozen_by_a_name_are_decided_by_its_value(tmp_path: Path, flags: str, why: str) -> None:
+    (tmp_path / "sft.py").write_text(BY_NAME, encoding="utf-8")
+    command = f"accelerate launch --num_processes 8 sft.py --model_name_or_path Qwen/Qwen2.5-7B --bf16 true {flags}"
+    more = "--per_device_train_batch_size 1 --max_seq_length 1024"
+    (tmp_path / "run.sh").write_text(f"{command} {more}\n", encoding="utf-8")
+    reading = read("transformers", str(tmp_path / "run.sh"), {"hardware.node_type": "dgx-h100"})
+    notes = [flag.note for flag in reading.of("unmodeled") if "frozen" in flag.note]
+    assert notes == ([f"{why}, set up by its code"] if why else [])
+
+
 def test_the_model_that_a_program_loads_is_a_literal_of_any_module() -> None:
     code = "m = transformers.AutoModelForCausalLM.from_pretrained('a/b', dtype='auto')"
     assert passed_in(code)["model_name_or_path"] == "a/b"

@@ -140,6 +140,18 @@ def test_adapters_of_a_recipe_are_one_line(repository):
         read_recipe(f"{repository / 'nemo.py'}:finetune_recipe")
 
 
+@pytest.mark.parametrize(("word", "rank"), [("lora", 8), ("dora", None)])
+def test_adapters_by_the_word_that_the_framework_maps(repository, word, rank):
+    """collections/llm/peft/__init__.py: PEFT_STR2CLS has lora and dora in both spellings; the rank is the recipe's own."""
+    text = NEMO.replace("PEFTS[peft_scheme]", "PEFT_STR2CLS[peft_scheme.lower()]").replace('= "LoRA"', f'= "{word}"')
+    (repository / "nemo.py").write_text("from nemo.collections.llm.peft import PEFT_STR2CLS\n" + text, encoding="utf-8")
+    if rank is None:
+        with pytest.raises(ConfigError, match=r"frozen weights \(dora\)"):
+            read_recipe(f"{repository / 'nemo.py'}:finetune_recipe")
+    else:
+        assert read_recipe(f"{repository / 'nemo.py'}:finetune_recipe")[1].model.lora.rank == rank
+
+
 @pytest.mark.parametrize("name", ["h100/own.py:qwen3_8b_pretrain_16gpu_config", "alias.py:qwen3_8b_config"])
 def test_a_recipe_of_bridge_is_followed_to_its_base(repository, name):
     """The base's batch and length, the model by its repository, 16 devices by the function's name; an undecided if is told."""

@@ -358,8 +358,10 @@ def test_a_program_of_its_own_under_deepspeed_has_no_defaults_of_a_trainer(tmp_p
     sets |= {"performance.precision": "bf16"}
     assert to_job(read("auto", str(script), sets), sets).data.gbs == 16
     (tmp_path / "ds.json").unlink()
-    with pytest.raises(ConfigError, match=r"a program of its own under DeepSpeed; give its ds_config\.json"):
-        read("auto", str(script), sets)
+    with pytest.raises(
+        ConfigError, match=r"ds\.json was not found; add --with FILE, or --set parallelism\.zero_level=N"
+    ):
+        to_job(read("auto", str(script), sets), sets)
 
 
 def test_a_ds_config_of_a_custom_program_says_its_batch_and_precision(tmp_path):

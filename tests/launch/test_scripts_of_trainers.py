@@ -4,6 +4,7 @@ import pytest
 from test_trainers_of_releases import job, problems
 
 from steptime.launch.kinds import kind_of
+from steptime.launch.read import read
 
 
 def test_a_script_of_torchtitan_names_its_config(tmp_path):
@@ -146,3 +147,30 @@ def test_processes_that_take_a_part_of_each_node_are_told(tmp_path):
     flags = "--model Qwen/Qwen2.5-7B --tuner_type full --max_length 512 --per_device_train_batch_size 1"
     found = job(tmp_path, "run.sh", f"NNODES=2 NODE_RANK=0 NPROC_PER_NODE=4 swift sft {flags}\n")
     assert (found.parallelism.dp, "launched on 2 nodes with 4 processes each" in found.notes) == (8, True)
+
+
+_OLMO = """model: {d_model: 256, n_heads: 4, n_layers: 4, mlp_ratio: 4, embedding_size: 1024, max_sequence_length: 128}
+global_train_batch_size: 32
+device_train_microbatch_size: 2
+precision: amp_bf16
+"""
+
+
+def test_a_config_that_a_variable_names_tells_the_kind(tmp_path, monkeypatch):
+    """`config=job.yaml 3dtrn ...`, as the question for the variable says; the same name as a word of the command."""
+    (tmp_path / "job.yaml").write_text(_OLMO)
+    text = "#!/bin/bash\nsrun torchrun --nnodes=2 --nproc_per_node=8 scripts/train.py $config --wandb.run_id=1\n"
+    assert "$config has no value; write config=... before the command" in problems(tmp_path, "run.sh", text)[0]
+    monkeypatch.setenv("config", "job.yaml")
+    found = job(tmp_path, "run.sh", text)
+    assert (found.parallelism.dp, found.data.gbs, found.data.microbatch_sz) == (16, 32, 2)
+
+
+def test_a_copy_of_a_config_has_its_text(tmp_path):
+    """A script that copies its config for each run; the name of the copy has the number of the job."""
+    (tmp_path / "job.yaml").write_text(_OLMO)
+    text = "#!/bin/bash\n#SBATCH --nodes=2\nC=/home/me/job.yaml\nD=/scratch/job_$SLURM_JOB_ID.yaml\ncp $C $D\n"
+    text += "srun torchrun --nnodes=2 --nproc_per_node=8 OLMo/scripts/train.py $D\n"
+    (tmp_path / "run.sh").write_text(text)
+    data = read("olmo", str(tmp_path / "run.sh"), {}).config["data"]
+    assert (data["gbs"], data["microbatch_sz"]) == (32, 2)

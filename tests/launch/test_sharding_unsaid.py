@@ -23,8 +23,8 @@ num_machines: 1
 num_processes: 8
 """
 ASKED = (
-    "ZeRO or FSDP unknown: acc.yaml beside it may be the config of accelerate that starts it; "
-    "add --with acc.yaml, or for none --set parallelism.zero_level=0"
+    "ZeRO or FSDP unknown: acc.yaml may be the config of accelerate that starts it; "
+    "add --with {}, or for none --set parallelism.zero_level=0"
 )
 
 
@@ -43,7 +43,24 @@ def problems(folder, files, name):
 
 def test_a_config_of_accelerate_beside_a_recipe_is_asked_for(tmp_path):
     """LLaMA-Factory's YAML names no sharding where accelerate has it: that of the file beside it is not assumed, nor none."""
-    assert problems(tmp_path, {"sft.yaml": RECIPE, "acc.yaml": ACCELERATE}, "sft.yaml") == [ASKED]
+    assert problems(tmp_path, {"sft.yaml": RECIPE, "acc.yaml": ACCELERATE}, "sft.yaml") == [
+        ASKED.format(tmp_path / "acc.yaml")
+    ]
+
+
+def test_a_recipe_of_a_fork_without_the_usual_config_of_accelerate_is_asked_for(tmp_path):
+    """alignment-handbook's README starts full training with ZeRO 3: of a fork that has ZeRO 2 in its place, it is not known."""
+    recipe = RECIPE.replace("stage: sft\nfinetuning_type: full\ncutoff_len", "max_seq_length")
+    other = tmp_path / "recipes" / "accelerate_configs" / "deepspeed_zero2.yaml"
+    other.parent.mkdir(parents=True)
+    other.write_text(ACCELERATE.replace("zero_stage: 3", "zero_stage: 2"), encoding="utf-8")
+    folder = tmp_path / "recipes" / "own" / "sft"
+    folder.mkdir(parents=True)
+    (line,) = problems(folder, {"config.yaml": recipe}, "config.yaml")
+    assert line == ASKED.format(other).replace("acc.yaml", "deepspeed_zero2.yaml")
+    assert job_of(folder, {"config.yaml": recipe}, "config.yaml", [other]).parallelism.zero_level == 2
+    adapters = {"config.yaml": f"{recipe}use_peft: true\n"}
+    assert not job_of(folder, adapters, "config.yaml").parallelism.zero_level  # with multi_gpu.yaml there
 
 
 def test_the_config_of_accelerate_or_its_absence_can_be_given(tmp_path):
@@ -133,7 +150,7 @@ def test_options_of_accelerate_in_a_readme_are_read(tmp_path, options, stage):
 def test_a_line_that_repeats_words_of_a_command_is_read_in_time(tmp_path):
     """One line of 1 MB: a search of it from each such word to its end takes hours."""
     files = {"sft.yaml": RECIPE, "acc.yaml": ACCELERATE, "README.md": "accelerate launch train " * 40_000}
-    assert any("acc.yaml beside it" in line for line in problems(tmp_path, files, "sft.yaml"))
+    assert any("acc.yaml may be the config" in line for line in problems(tmp_path, files, "sft.yaml"))
 
 
 STARTED = "#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\nllamafactory-cli train job.yaml\n"
@@ -159,3 +176,18 @@ def test_the_devices_of_a_config_are_those_of_the_one_script_that_starts_it(tmp_
     assert job.data.gbs == batch
     stated = [note for note in job.notes if note.startswith("number of devices not set")]
     assert [told in note for note in stated] == ([True] if told else [])
+
+
+def test_tensor_parallelism_of_a_ds_config(tmp_path):
+    """DeepSpeed's AutoTP: 2 of 8 devices share each layer, so that 4 have batches: 4 x 1 x 8."""
+    tensor = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "tensor_parallel": {"autotp_size": 2}}'
+    found = job_of(tmp_path, {"sft.yaml": f"{RECIPE}deepspeed: z2.json\n", "z2.json": tensor}, "sft.yaml")
+    assert (found.parallelism.tp, found.parallelism.dp, found.data.gbs) == (2, 4, 32)
+
+
+def test_a_stage_that_is_a_programs_default_is_of_deepspeed(tmp_path):
+    """The stage is no argument of its command; what runs the steps has stages up to 3 all the same."""
+    program = 'parser.add_argument("--zero_stage", type=int, default=2)\nTrainingArguments(bf16=True)\n'
+    script = OWN.replace(" --use_deepspeed", "").replace("train_sft.py", "own.py")
+    found = job_of(tmp_path, {"run.sh": script, "own.py": program}, "run.sh")
+    assert (found.performance.software, found.parallelism.zero_level) == ("deepspeed", 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bash_words import bash, words
 
+from steptime.base.config import ConfigError
 from steptime.launch.shell.script import read_script
 
 LOOPS = [
@@ -17,6 +18,22 @@ LOOPS = [
     "X=; for ((i = 0; i < 3; i++)); do X=$X.$i; done; torchrun t.py $X",
     "X=; for i in {1..3} $(seq 4 5); do X=$X$i; done; torchrun t.py $X",
     "set -- -t 4 -p2 r; while getopts t:p: o; do case $o in t) T=$OPTARG ;; p) P=$OPTARG ;; esac; done\ntorchrun t.py $T $P",
+]
+REFERENCES = [
+    "A=3; declare -n R=A; R=5; torchrun t.py $A $R",
+    "f() { local -n out=$1; out+=(--b 2); }\nARR=(--a 1); f ARR; torchrun t.py ${ARR[@]}",
+    "A=(1 2); declare -n R=A; R[1]=5; R+=(7); torchrun t.py ${A[@]} ${#R[@]}",
+    "A=1; B=2; for v in A B; do declare -n R=$v; R=9; done; torchrun t.py $A $B",
+    "g() { local -n o=$1; o=$((o+1)); }; f() { local -n o=$1; g B; o=$((o*10)); }; A=1; B=2; f A; torchrun t.py $A $B",
+    "f() { declare -n r=A; r=6; }; A=5; f; r=1; torchrun t.py $A $r",
+    "declare -n R=A; A=1; unset -n R; R=2; torchrun t.py $A $R",
+    "declare -n R=A; R=(3 4); unset R; torchrun t.py x${A[@]}",
+]
+PRINTED = [
+    "A=7; printf -v A[0] '%s' 3; printf -v 'A[1]' '%d' 4; torchrun t.py ${A[@]}",
+    'set_to() { printf -v "$1" \'%s\' "$2"; }; set_to TP 8; torchrun t.py $TP',
+    "printf -v A '%02d-%s|' 3 a 4; printf -v B -- 'x%%%3s' 2; torchrun t.py $A \"$B\"",
+    "printf -v A '%q' a/b; read B C <<< '$A 5'; torchrun t.py $A $B $C",
 ]
 FUNCTIONS = [
     "f() { X=1; return; X=2; }\nf; torchrun t.py $X",
@@ -73,7 +90,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [*LOOPS, *FUNCTIONS, *SUBSHELLS, *TESTS, *WORDS])
+@pytest.mark.parametrize("text", [*LOOPS, *REFERENCES, *PRINTED, *FUNCTIONS, *SUBSHELLS, *TESTS, *WORDS])
 def test_words_are_those_that_bash_passes(text):
     assert words(text) == bash(text)
 
@@ -135,3 +152,27 @@ def test_variables_are_those_that_the_first_command_sees():
     script = read_script(f'{run}run ""\nA=3\nrun "export B=2;"\n', "x.sh")
     assert {name: script.variables.get(name) for name in "AB"} == {"A": "1", "B": None}
     assert read_script(f'{run}run "export B=2;"\nB=5\n', "x.sh").variables["B"] == "2"
+
+
+def test_a_printf_that_is_not_read_leaves_its_variable_open():
+    """%x is none of the formats that are read."""
+    (word,) = read_script("A=7; printf -v A '%x' 255\ntorchrun t.py $A", "run.sh", {}).arguments
+    assert word.unresolved[0].why == "$A in line 1 is of a printf that is not read"
+
+
+def test_words_that_an_undecided_test_adds_to_an_array_stand_after_the_others():
+    """The flag may be there or not; of elements that no test adds nothing is open."""
+    text = 'CMD=(torchrun --nproc_per_node 2 t.py --x 1)\nif [[ -f "$NOT_HERE" ]]; then CMD+=(--eval_file e); fi\n"${CMD[@]}"'
+    found = read_script(text, "run.sh", {})
+    first, second, last = found.arguments
+    assert (found.program, found.devices, first.text, second.text) == ("t.py", 2, "--x", "1")
+    assert last.unresolved
+    several = text.replace("+=(--eval_file e)", "=(other)")  # in place of the array
+    with pytest.raises(ConfigError, match="no launch command"):
+        read_script(several, "run.sh", {})
+
+
+def test_a_command_that_tmux_runs():
+    text = 'N=4\ntmux new-session -d -s job "\n  source venv/bin/activate\n  torchrun --nproc_per_node $N t.py --x 1\n"'
+    found = read_script(text, "run.sh", {})
+    assert (found.program, found.devices, [word.text for word in found.arguments]) == ("t.py", 4, ["--x", "1"])

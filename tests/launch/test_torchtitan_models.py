@@ -24,6 +24,39 @@ def test_models_for_debugging(tmp_path, family, total):
     assert model.attention.window == {"llama4": None, "gpt_oss": 128}[family]
 
 
+@pytest.mark.parametrize(("code", "layers"), [(None, 48), ("def _build_llama4_layers(): ...", 48), ("", 24)])
+def test_experts_of_the_maverick_of_config_functions(tmp_path, code, layers):
+    """llama4/__init__.py@4b334746: interleave_moe_layer_step=1, so that each of 48 layers has experts, every second before."""
+    folder = tmp_path / "torchtitan/models/llama4"
+    folder.mkdir(parents=True)
+    if code is not None:
+        (folder / "__init__.py").write_text(code)
+    function = 'def own() -> Trainer.Config:\n    return Trainer.Config(model_spec=model_registry("17bx128e"),\n'
+    rest = "        training=TrainingConfig(local_batch_size=1, seq_len=2048),\n"
+    (folder / "config_registry.py").write_text(
+        f"{function}{rest}        parallelism=ParallelismConfig(data_parallel_shard_degree=64),\n    )\n"
+    )
+    model = to_job(read("torchtitan", f"{folder / 'config_registry.py'}:own", HARDWARE), HARDWARE).model
+    assert round(model.n_layers * model.moe.moe_frequency) == layers
+
+
+def test_a_flavor_with_separate_projections_is_counted_as_its_base(tmp_path):
+    """qwen3/__init__.py@b5bcd76c, _debugmodel_non_fused_qkv: the sizes of debugmodel."""
+    flavors = []
+    for flavor in ("debugmodel", "debugmodel_non_fused_qkv"):
+        path = tmp_path / "qwen3" / "config_registry.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            "def own() -> Trainer.Config:\n    return Trainer.Config(\n"
+            f'        model_spec=model_registry("{flavor}"),\n'
+            "        training=TrainingConfig(local_batch_size=1, seq_len=2048),\n"
+            "        parallelism=ParallelismConfig(data_parallel_shard_degree=8),\n    )\n"
+        )
+        flavors.append(reading := read("torchtitan", f"{path}:own", HARDWARE))
+        assert len(reading.of("approximated")) == (flavor != "debugmodel")
+    assert flavors[0].config["model"] == flavors[1].config["model"]
+
+
 def test_flavors_that_config_functions_have_otherwise(tmp_path):
     """llama4/__init__.py and gpt_oss/__init__.py of 2026: attention within blocks of 256, a vocabulary of 2,048."""
     for family, window, vocabulary in (("llama4", 256, 2048), ("gpt_oss", 128, 2048)):
@@ -143,7 +176,13 @@ def test_a_flavor_of_deepseek_that_a_fork_has(tmp_path: Path) -> None:
     assert moe == (16, 256, 4, 2)
     assert (model.attention.kind, model.attention.kv_lora_rank, model.attention.q_lora_rank) == ("mla", 128, None)
     assert found.parallelism.dp == 4
-    (at / "__init__.py").write_text(DEEPSEEK.format(more=", num_expert_groups=2"))
+    for groups, limit, said in ((1, 1, (None, None)), (8, 4, (8, 4))):
+        more = f", num_expert_groups={groups}, num_limited_groups={limit}"
+        (at / "__init__.py").write_text(DEEPSEEK.format(more=more))
+        moe = to_job(read("auto", str(config), HARDWARE), HARDWARE).model.moe
+        assert moe is not None
+        assert (moe.n_groups, moe.node_limit) == said
+    (at / "__init__.py").write_text(DEEPSEEK.format(more=", capacity=2"))
     with pytest.raises(ConfigError, match=r"unknown flavor of deepseek_v3 \(got '5B'\)"):
         read("auto", str(config), HARDWARE)
 

@@ -167,3 +167,26 @@ def test_a_config_by_its_name_is_in_recipes_configs(tmp_path):
     assert started(tmp_path, command, "recipes/configs/llama3_1/8B_own.yaml").parallelism.dp == 4
     with pytest.raises(ConfigError, match=r"recipes/configs/llama3_1/none\.yaml, which was not found"):
         started(tmp_path, command.replace("8B_own", "none"), "recipes/configs/llama3_1/8B_own.yaml")
+
+
+@pytest.mark.parametrize(
+    ("switch", "words", "kind", "each"),
+    [
+        ("False", "ac_mode: selective\nac_option: 2", None, 2),
+        ("False", "ac_mode: selective\nac_option: 1", "full", None),
+        ("False", "ac_mode: full", "full", None),
+        ("False", "ac_mode: null", None, None),
+        ("True", "ac_mode: null", "full", None),
+        ("True", "ac_mode: full", None, None),
+    ],
+)
+def test_checkpoints_of_some_layers(tmp_path, switch, words, kind, each):
+    """full_finetune_distributed.py: `(not enable) and ac_mode is not None`, `enable and ac_mode is None`: neither with both."""
+    path = tmp_path / "recipe.yaml"
+    text = BODY.replace("enable_activation_checkpointing: True", f"enable_activation_checkpointing: {switch}")
+    usual = {"model": "torchtune.models.llama3_1.llama3_1_8b", "adapters": "", "optimizer": "torch.optim.AdamW"}
+    path.write_text(TWO + text.format(**usual, length=8192, compiled=False, dtype="bf16", more=words))
+    performance = to_job(read("auto", str(path), HARDWARE), HARDWARE).performance
+    assert performance.activation_checkpointing_type == kind
+    found = performance.recompute
+    assert (found and (found.method, found.n_layers)) == (("every", each) if each else None)

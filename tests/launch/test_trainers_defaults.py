@@ -134,3 +134,20 @@ def test_a_config_of_accelerate_without_a_policy_wraps_the_whole_model(tmp_path,
     text = f"distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n{said}"
     found = job(tmp_path, "acc.yaml", text, model="llama3-8b", data__seqlen=2048)
     assert found.parallelism.fsdp.wrap == unit
+
+
+SIZES = "  d_model: 512\n  n_heads: 8\n  n_layers: 6\n  vocab_size: 1024\n"
+LOSSES = [
+    (f"name: mpt_causal_lm\n{SIZES}", "fused"),
+    (f"name: mpt_causal_lm\n  loss_fn: torch_crossentropy\n{SIZES}", "composite"),
+    ("name: hf_causal_lm\n  pretrained_model_name_or_path: gpt2\n", "composite"),
+]
+
+
+@pytest.mark.parametrize(("model", "loss"), LOSSES)
+def test_the_loss_of_llm_foundry(tmp_path, model, loss):
+    """modeling_mpt.py: flash-attn's kernel by default; hf_base.py: the loss of the Hugging Face model's own forward."""
+    text = f"max_seq_len: 1024\nmodel:\n  {model}train_loader: {{name: text}}\nglobal_train_batch_size: 16\n"
+    more = "device_train_microbatch_size: 2\nfsdp_config: {}\n"
+    found = job(tmp_path, "job.yaml", text + more, parallelism__dp=8)
+    assert found.software.kernels.loss_impl == loss

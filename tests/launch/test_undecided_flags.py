@@ -153,3 +153,20 @@ def test_flags_of_experts_that_a_job_has_none_of_are_not_asked_for(tmp_path, mon
     assert "--moe-router-enable-expert-bias: $MORE" in problem_of(
         tmp_path, script.replace("bf16", "bf16 --num-experts 8")
     )
+
+
+def test_words_added_to_an_array_by_a_test_of_files_leave_those_before_them(tmp_path, monkeypatch):
+    """Also where a value before them has the same beginning, and where no command launches the flags."""
+    monkeypatch.delenv("OUT", raising=False)
+    flags = LAUNCH.split(".py ")[1]
+    test = "if [ -e $OUT/latest ]; then ALL+=(--load $OUT); else ALL+=(--load base {}); fi\n"
+    script = (
+        f"ALL=({flags})\n{test}ALL+=(--bf16)\ntorchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py ${{{{ALL[@]}}}}\n"
+    )
+    assert precision(read_of(tmp_path, script.format("--finetune"))) == "bf16"
+    assert "--swiglu: $ALL depends on the test in line 3" in problem_of(tmp_path, script.format("--swiglu"))
+    alone = script.rpartition("torchrun")[0].format("--finetune")
+    starts = "TORCH=(--nproc_per_node 4 --nnodes 2 --master_port 6000)\n"
+    job = read_of(tmp_path, f"{alone}{starts}")
+    assert job.config["parallelism"]["dp"] == 8
+    assert "dp" not in read_of(tmp_path, alone).config["parallelism"]

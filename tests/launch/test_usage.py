@@ -57,6 +57,34 @@ def test_what_an_example_is():
     assert [found.words for found in examples_of(text, "run.sh")] == [["7B", "16"], ["--size", "7B"]]
 
 
+OPTIONS = 'L="" T=""\nwhile getopts "l:t:" o; do case $o in l) L=$OPTARG;; t) T=$OPTARG;; esac; done\n'
+
+
+@pytest.mark.parametrize(
+    ("head", "fix"),
+    [
+        (OPTIONS, "pass script and arguments as one string: 'SCRIPT ARG ...'"),
+        ("L=${1:-}\nT=${2:-}\n", "pass script and arguments as one string: 'SCRIPT ARG ...'"),
+        ("L=\nT=\n", "write the value into the script"),
+    ],
+)
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_flags_without_a_value_are_one_line(tmp_path, head, fix, quote):
+    path = tmp_path / "run_gpt.sh"
+    flags = f"--num-layers {quote}$L{quote} --tensor-model-parallel-size {quote}$T{quote}\n"
+    body = (
+        BODY.replace("--num-layers $LAYERS ", "")
+        .replace("$3", "1024")
+        .replace("$2", "1")
+        .replace("--bf16", flags.strip())
+    )
+    path.write_text(head + body[body.index("torchrun") :], encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        read("megatron", str(path), HARDWARE)
+    (line,) = error.value.problems
+    assert line.endswith(f"--num-layers, --tensor-model-parallel-size: missing value; {fix}")
+
+
 @pytest.mark.parametrize(
     "comment",
     [

@@ -133,6 +133,18 @@ def test_ramped_batch_is_that_of_the_lines_used(capsys, tmp_path):
     assert any("data.gbs: 64" in note for note in found["notes"])
 
 
+def test_a_batch_that_the_plan_cannot_have_is_told_with_both_numbers(capsys, tmp_path):
+    """100 sequences on 8 ranks: log and plan are of two jobs, and neither is wrong by itself."""
+    log = write(tmp_path / "x.log", [iteration(n, 7000.0, batch=100) for n in range(1, 31)])
+    plan = write(tmp_path / "p.yaml", ["{model: llama3-8b, devices: 8, parallelism: {tp: 1, pp: 1}, hardware: h100,",
+                                       " data: {gbs: 64, seqlen: 2048, microbatch_sz: 1}}"])  # fmt: skip
+    assert cli.main(["validate", "--log", str(log), "--plan", str(plan)]) == 2
+    assert capsys.readouterr().err == (
+        f"{log}: data.gbs: 100 in the lines used, not 64 ({plan}), which another job has: data.gbs: must be a multiple of "
+        "dp*microbatch_sz = 8 (got 100); nearest: 96 or 104\n"
+    )
+
+
 def test_ranks_and_stages_by_either_order(tmp_path):
     """8 ranks, tp 2, pp 2, dp 2: by tp-cp-ep-dp-pp ranks 4 to 7 are stage 1, by tp-cp-ep-pp-dp ranks 2, 3, 6 and 7."""
     for flag, stages in ((False, [0, 0, 0, 0, 1, 1, 1, 1]), (True, [0, 0, 1, 1, 0, 0, 1, 1])):

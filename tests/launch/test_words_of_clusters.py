@@ -23,6 +23,23 @@ def test_nodes_that_grid_engine_is_asked_for(tmp_path: Path, asked_for: str) -> 
     assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
 
 
+@pytest.mark.parametrize(
+    ("nodes", "each", "told"),
+    [
+        ("4", "4", "line 4 starts 4 nodes, which are counted; Slurm gives the job 2"),
+        ("2", "8", "line 4 starts 8 processes on a node, which are counted; Slurm gives the job 4 devices there"),
+        ("$SLURM_NNODES", "4", ""),
+    ],
+)
+def test_a_command_of_other_nodes_than_its_job_is_told(tmp_path: Path, nodes: str, each: str, told: str) -> None:
+    """torchrun waits for as many nodes as it is told, and starts as many processes."""
+    command = f"srun torchrun --nnodes {nodes} --nproc_per_node {each} pretrain_gpt.py {GPT}\n"
+    text = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n{command}"
+    plan = written(tmp_path, "run.sh", text).config
+    assert [note for note in plan["notes"] if "Slurm gives" in note] == ([told] if told else [])
+    assert plan["parallelism"]["dp"] == {"4": 16, "2": 16}.get(nodes, 8)
+
+
 def test_ms_swifts_word_for_no_recomputation(tmp_path: Path) -> None:
     """Its default is selective; `none` is a word of its own (swift/megatron/arguments)."""
     script = f"#!/bin/bash\nNPROC_PER_NODE=8 {SWIFT} --recompute_granularity none\n"

@@ -20,6 +20,10 @@ from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_O
 
 _FILES = frozenset({*TOKENIZERS, "tokenizer_path"})
 """Arguments that name files: without a value they count as not set."""
+SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size", "global_batch_size")
+"""Arguments without a default whose value is at least 1."""
+_MISSING = Unknown("missing value")
+_ARGUMENTS = "pass script and arguments as one string: 'SCRIPT ARG ...'"
 _OF_LAUNCHER = {"world_size", "distributed_backend"}
 """Arguments from the launcher's own variables, or the host's name: the user is asked for devices and names the machine."""
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -38,8 +42,11 @@ class CommandLine(NamedTuple):
     """Line, and the reason for a missing value -> the flags that need it."""
 
 
-def arguments_of(words: Iterable[Word]) -> CommandLine:
-    """The arguments in the words after the program; the last of several wins, as in argparse."""
+def arguments_of(words: Iterable[Word], *, wordless: bool = False) -> CommandLine:
+    """The arguments in the words after the program; the last of several wins, as in argparse.
+
+    `wordless`: the script takes arguments and is given none.
+    """
     line = CommandLine({}, {}, [], [], {})
     groups: list[list[Word]] = []
     known, undecided = _decided(split_words(list(words)))
@@ -55,7 +62,7 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
         _add(flag, values, line)
     for number, cause, named in undecided:
         line.unset.setdefault((number, cause), []).append(named)
-    line.problems.extend(_unset(line.unset))
+    line.problems.extend(_unset(line.unset, wordless=wordless))
     return line
 
 
@@ -114,7 +121,7 @@ def _with_flags(words: list[Word]) -> dict[str, tuple[str, str]]:
     return {argument: (said.names[argument], value) for argument, value in said.arguments.items()}
 
 
-def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
+def _unset(unset: Mapping[tuple[int, Unknown], list[str]], *, wordless: bool) -> Iterator[str]:
     """One line for all unset variables, one for all missing arguments, one for all commands, and one per other reason."""
     groups: dict[str, list[tuple[int, Unknown, list[str]]]] = {}
     for (number, unknown), flags in unset.items():
@@ -128,13 +135,14 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
         if kind in {"words", "variables"} and len(named) > 1:
             fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
             if kind == "words":
-                fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
+                fix = _ARGUMENTS
                 ordered = sorted(named, key=lambda one: int(one[1:]))
                 named = dict.fromkeys(f"{name} ({_flags_with(name[1:], found)})" for name in ordered)
             yield f"line {number}: {', '.join(named)} have no value{unknown.because}; {fix}"
         else:
             more = f" (and {counted(len(found) - 1, 'other')})" if len(found) > 1 else ""
-            told = unknown.told(f"write the value{'s' if more else ''} into the script")
+            fix = f"write the value{'s' if more else ''} into the script"
+            told = unknown.told(_ARGUMENTS if wordless and unknown is _MISSING else fix)
             yield f"line {number}: {', '.join(dict.fromkeys(flag for *_, named in found for flag in named))}: {told}{more}"
 
 
@@ -177,8 +185,10 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     line.arguments[argument] = "False" if off else " ".join(word.text for word in values) if values else "True"
     if rule is None or rule.status == "irrelevant" or argument in _FILES:
         return
-    if not switch and not values:
-        line.problems.append(f"line {flag.line}: {flag.text}: missing value")
+    default = table.defaults.get(key, ("", None))[1]
+    number = key in SIZES[:4] or (isinstance(default, int) and not isinstance(default, bool))  # --set gives a batch
+    if not switch and not any(word.text for word in values) and (number or not values):
+        line.unset.setdefault((flag.line, _MISSING), []).append(flag.text)
     for word in values:
         for unknown in word.unresolved:
             line.unset.setdefault((word.line, unknown), []).append(flag.text)
@@ -219,7 +229,7 @@ def keys_of(
     ]
     found = JobKeys(source, table, given, sets=sets, spell=spell)
     if not is_legacy(arguments) and own_layers_by_default(arguments):
-        found.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
+        found.defaults |= {"transformer_impl": ("transformer_impl", "local")}
     if found.on("bf16") and not found.on("grad_reduce_in_bf16"):  # arguments.py, validate_args
         key = "accumulate_allreduce_grads_in_fp32"
         found.defaults |= {key: (key, True)}

@@ -7,6 +7,7 @@ import re
 from steptime.base.config import ConfigError
 from steptime.launch.devices import states_devices, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.flags import SIZES
 from steptime.launch.megatron.model_section import TOKENIZERS, vocabulary
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import NO_OPTION, NOT_MODELED, is_other_model, refusals
@@ -18,9 +19,6 @@ NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
 _TELLING = frozenset({"micro_batch_size", "global_batch_size", "hidden_size", "seq_length", "use_checkpoint_args"})
 _TELLING |= {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
 """Flags of which a script of Megatron-LM has at least one."""
-
-_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size", "global_batch_size")
-"""Flags whose value is at least 1."""
 
 _FIX = re.compile(r"pass script and arguments|\b\w+=\.\.\.")
 """A user's fix: one for missing values serves for devices of the same source too."""
@@ -91,7 +89,8 @@ def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> N
     fix = "add --set model=NAME (3dtrn models), or the file that contains it with --with FILE"
     if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
         lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
-        raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
+        flags = [*keys.flags(), *keys.assumed_flags]
+        raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, flags)])
     in_yaml = any(word.text.startswith("--yaml-cfg") for word in words)  # which may have them
     where = f"line {script.line} launches {script.program}" if script is not None else ""
     if script is not None:
@@ -102,7 +101,7 @@ def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> N
 
 def of_options(keys: JobKeys, script: Script | None) -> list[str]:
     """A line for sizes that are 0 since a script is given none of its arguments; none where there are none."""
-    zeros = [keys.name(key) for key in _SIZES if script and script.wordless and str(keys.get(key)) == "0"]
+    zeros = [keys.name(key) for key in SIZES if script and script.wordless and str(keys.get(key)) == "0"]
     fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
     return [f"{', '.join(zeros)}: 0 without the script's arguments; {fix}"] if zeros else []
 

@@ -15,6 +15,12 @@ _FIRST_WITH_TE = "22.09"
 _OFF_BY_DEFAULT = re.compile(r"'--use-mcore-models', action='store_true',\s*help='(?!DEPRECATED)", re.IGNORECASE)
 """A parser of core 0.3 to 0.7, whose models are the older ones unless the flag is given."""
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
+_SWITCH = {"moe_router_topk": 1, "moe_router_load_balancing_type": "sinkhorn"}
+"""SwitchMLP of the older models (megatron/model/transformer.py), and up to core 0.4 of all (core/transformer/switch_mlp.py)."""
+_MINDSPEED = "mindspeed_llm/training/arguments.py"
+_OF_MINDSPEED = {"--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--no-shared-storage"}
+"""Ascend/MindSpeed-LLM's parser, and flags of it alone. Its layers are Megatron-LM's own, which have flash attention with
+--use-flash-attn (core/transformer/dot_product_attention.py, dot_product_attention_forward_wrapper)."""
 _SPECS = {"get_gpt_layer_local_spec": "local", "get_gpt_layer_with_transformer_engine_spec": "transformer_engine"}
 """Functions of Megatron-Core's models/gpt/gpt_layer_specs.py, and the --transformer-impl whose layers they make."""
 
@@ -24,7 +30,7 @@ def put_spec(keys: JobKeys) -> None:
     module, _, function = " ".join(keys.words("spec")).partition(" ")
     if module == "megatron.core.models.gpt.gpt_layer_specs" and function in _SPECS and not keys.on("qk_layernorm"):
         keys.put("transformer_impl", _SPECS[function], by=keys.name("spec"))
-        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", False)}
+        keys.defaults |= {"use_legacy_models": ("use_legacy_models", False)}
         keys.without_effect("spec", f"the layers of --transformer-impl {_SPECS[function]}")
 
 
@@ -34,15 +40,25 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     Up to core 0.5 the models of Megatron-Core (--use-mcore-models) have TransformerEngine's layers whatever that is; later
     pretrain_gpt.py asks for it (its use_te).
     """
+    if keys.nearby.text(_MINDSPEED) or _OF_MINDSPEED & {keys.name(key) for key in keys.values}:
+        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
+        if "transformer_impl" in keys.defaults.keys() - keys.values.keys():
+            keys.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
+            keys.notes.append("Megatron's own layers: the default of --transformer-impl in MindSpeed-LLM")
+        return
     path = PurePosixPath(script.program)
     program = (keys.nearby.text(script.program) or keys.nearby.text(path.name) or "") if path.name else ""
     parsers = (keys.nearby.text(str(path.parent / name)) for name in _PARSERS) if program else ()
     parser = next(filter(None, parsers), "")
     asks = {"use_mcore_models", "deprecated_use_mcore_models"} & keys.values.keys()
     if parser and not asks and _OFF_BY_DEFAULT.search(parser) and "--use-legacy-models" not in parser:
-        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
+        keys.defaults |= {"use_legacy_models": ("use_legacy_models", True)}
     elif "--use-legacy-models" in parser:
-        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", False)}
+        keys.defaults |= {"use_legacy_models": ("use_legacy_models", False)}
+    if "'--overlap-p2p-communication'," in parser:
+        keys.defaults |= {"overlap_p2p_comm": ("overlap_p2p_communication", False)}
+    if keys.on("use_legacy_models") or (parser and "--moe-router-topk" not in parser):
+        keys.defaults |= {key: (key, value) for key, value in _SWITCH.items() if key in keys.defaults}
     if "transformer_impl" in keys.values or "transformer_impl" not in keys.defaults:
         return
     of_core = asks and "use_te" not in program
@@ -52,7 +68,7 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
         why = f"the container pytorch:{script.container} has no TransformerEngine"
     else:
         return
-    keys.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
+    keys.defaults |= {"transformer_impl": ("transformer_impl", "local")}
     keys.notes.append(f"Megatron's own layers: {why}")
 
 

@@ -92,7 +92,7 @@ def _exchange(keys: JobKeys, cp: int) -> dict[str, Any]:
 def _virtual_stages(keys: JobKeys, pp: int) -> int:
     """Model chunks per stage: given, or from the number of layers per chunk."""
     if layout := keys.get("pipeline_model_parallel_layout"):
-        return max(1, len(stages_of(str(layout))) // pp)
+        return max(1, len(stages_of(layout)) // pp)
     if "|" in (pattern := hybrid_pattern(keys)):
         return max(1, (pattern.count("|") + 1) // pp)
     if (said := keys.whole("virtual_pipeline_model_parallel_size")) is not None:
@@ -108,13 +108,21 @@ def _virtual_stages(keys: JobKeys, pp: int) -> int:
     return layers // (pp * per_chunk)
 
 
-def stages_of(layout: str) -> list[str]:
+_LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+
+
+def stages_of(layout: Any) -> list[str]:
     """The model chunks of a pipeline layout, in depth order: "Et*2|t|tL" is Ett, t and tL.
 
     Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, PipelineParallelLayerLayout: E embedding, t decoder
-    layer, m multi-token prediction, L loss; (...)*n and x*n repeat, commas are ignored.
+    layer, m multi-token prediction, L loss; (...)*n and x*n repeat, commas are ignored. A list has the layers' names.
+
+    >>> stages_of([["embedding", "decoder", "decoder"], ["decoder", "mtp", "loss"]])
+    ['Ett', 'tmL']
     """
-    text = layout.replace(",", "").replace(" ", "").strip("'\"")
+    if isinstance(layout, list) and all(isinstance(stage, list) for stage in layout):
+        return ["".join(_LAYERS.get(str(layer), "?") for layer in stage) for stage in layout]
+    text = str(layout).replace(",", "").replace(" ", "").strip("'\"")
     while found := re.search(r"\(([^()]*)\)(?:\*(\d+))?|([A-Za-z|])\*(\d+)", text):
         body, count = (found[1], found[2]) if found[3] is None else (found[3], found[4])
         if len(text) > 100_000:
@@ -126,7 +134,7 @@ def stages_of(layout: str) -> list[str]:
 def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     """How layers are distributed if not evenly (core transformer/transformer_block.py, get_num_layers_to_build)."""
     if layout := keys.get("pipeline_model_parallel_layout"):
-        stages = stages_of(str(layout))
+        stages = stages_of(layout)
         whole = re.fullmatch(r"Et*", stages[0]) and re.fullmatch(r"t*m*L", stages[-1])
         if not whole or "m" in "".join(stages[:-1]):
             keys.leave_out("pipeline_model_parallel_layout", "counted with embedding first, loss last")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.python.config_values import syntax_of
+from steptime.launch.python.config_values import literal, syntax_of
 from steptime.launch.python.program_setup import freezes
 from steptime.launch.reading import LaunchFlag
 
@@ -32,17 +32,32 @@ def own_model(program: str, nearby: NearbyFiles, variables: Mapping[str, str]) -
     model.
     """
     code = _over_megatron(program, nearby)
-    found = {program: "frozen weights, set up by its code"} if code and freezes(code) else dict[str, str]()
+    found = {program: f"{frozen}, set up by its code"} if code and (frozen := freezes(code)) else dict[str, str]()
     for node in ast.walk(syntax_of(code)) if code else ():
-        if isinstance(node, ast.Call) and _name(node.func) == "TransformerConfig" and _of_some_flags(node):
+        if isinstance(node, ast.ImportFrom) and nearby and (file := _with_own_layers(node, nearby)):
+            found[program] = f"builds the layers of {file}, which are its own"
+        elif isinstance(node, ast.Call) and _name(node.func) == "TransformerConfig" and _of_some_flags(node):
             what = "a TransformerConfig of its own from some of its flags, with other defaults for the rest"
             found[program] = f"builds {what}"
         elif isinstance(node, ast.FunctionDef) and re.search(r"model", node.name):
             if other := _other_model(node):
                 found[program] = f"builds a {other}, a model of its own"
-            own = [name for name in _variables_read(node) if variables.get(name) and not _PLATFORM.match(name)]
+            read = _variables_read(node)
+            own = [
+                name
+                for name, usual in read
+                if variables.get(name) not in {None, "", usual} and not _PLATFORM.match(name)
+            ]
             found |= dict.fromkeys(own, f"read by {program} where it builds its model")
     return [LaunchFlag(what, "", "unmodeled", why) for what, why in found.items()]
+
+
+def _with_own_layers(node: ast.ImportFrom, nearby: NearbyFiles) -> str:
+    """The file beside a program with the layers of the model that it imports, made from Megatron-LM's; "" of other imports."""
+    file = f"{(node.module or '').rpartition('.')[2]}.py"
+    whole = (node.module or "").startswith("megatron") or not any(_OF_FLAGS.fullmatch(part.name) for part in node.names)
+    text = "" if whole else nearby.text(file) or ""
+    return file if re.search(r"^class \w+\((?:\w+\.)*(?:Parallel)?TransformerLayer\):", text, re.MULTILINE) else ""
 
 
 def _other_model(function: ast.FunctionDef) -> str:
@@ -63,14 +78,14 @@ def _of_some_flags(call: ast.Call) -> bool:
     return len(of_args) > 2 and len(given) == len(call.keywords)
 
 
-def _variables_read(function: ast.FunctionDef) -> Iterator[str]:
-    """Names of the environment's variables that a function reads."""
+def _variables_read(function: ast.FunctionDef) -> Iterator[tuple[str, str | None]]:
+    """Names of the environment's variables that a function reads, with its defaults for them."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call | ast.Subscript):
-            of, inside = (node.func, node.args[:1]) if isinstance(node, ast.Call) else (node.value, [node.slice])
-            name = inside[0].value if inside and isinstance(inside[0], ast.Constant) else None
+            of, inside = (node.func, node.args) if isinstance(node, ast.Call) else (node.value, [node.slice])
+            name, usual = [*(literal(part) for part in inside[:2]), None, None][:2]
             if isinstance(name, str) and re.fullmatch(r"(?:os\.)?(?:environ(?:\.get)?|getenv)", ast.unparse(of)):
-                yield name
+                yield name, usual
 
 
 def _over_megatron(program: str, nearby: NearbyFiles) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
-from steptime.launch.keys import KeyTable, load_table, table_file
+from steptime.launch.keys import KeyTable, load_table, spelled, table_file
 
 _OF_2021 = "Megatron-LM (2021 and 2022)"
 _FORK = "Megatron-DeepSpeed (2021 and 2022)"
@@ -15,8 +15,8 @@ _BEFORE_2 = "Megatron-LM (2019 and 2020)"
 OLD_ARGUMENTS = ("batch_size", "model_parallel_size")
 """Arguments that release 2.0 replaced and stops at (NVIDIA/Megatron-LM v2.0 megatron/arguments.py, parse_args)."""
 _OFF_BEFORE_2 = {
-    "masked_softmax_fusion": ("--scaled-upper-triang-masked-softmax-fusion", False),
-    "bias_gelu_fusion": ("--bias-gelu-fusion", False),
+    "masked_softmax_fusion": ("scaled_upper_triang_masked_softmax_fusion", False),
+    "bias_gelu_fusion": ("bias_gelu_fusion", False),
 }
 """Fused kernels that are off by default before it (v1.1.5 megatron/arguments.py)."""
 _OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4", "core 0.5"}
@@ -82,11 +82,11 @@ def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
     ('2.0 to 23.06', 'core 0.16 to core 0.19')
     """
     said = set(arguments) - _derived() - {"world_size", "rank"}
-    apart = {release: len(said - names) + (len(names - said) if dump else 0) for release, names in _parsed().items()}
     if dump:
+        apart = {release: len(said ^ names) for release, names in _parsed().items()}
         nearest = min(apart, key=lambda release: apart[release])
         return nearest if apart[nearest] <= len(said) // 5 else ""
-    fits = [release for release, count in apart.items() if not count]
+    fits = [release for release, names in _taken().items() if said <= names]
     return "" if not fits else fits[0] if len(fits) == 1 else f"{fits[0]} to {fits[-1]}"
 
 
@@ -99,6 +99,19 @@ def _parsed() -> dict[str, frozenset[str]]:
         names = names.union(change.get("adds") or []).difference(change.get("drops") or [], OLD_ARGUMENTS)
         found[str(release)] = names
     return found
+
+
+@cache
+def _taken() -> dict[str, frozenset[str]]:
+    """The arguments that each release's parser takes, also as the table spells them.
+
+    >>> [{"norm_epsilon", "layernorm_epsilon"} <= _taken()[release] for release in ("23.06", "core 0.4")]
+    [False, True]
+    """
+    table = load_table("megatron")
+    stored = {flag.replace("-", "_"): argument for flag, argument in table.raw["flag_names"].items()}
+    spellings = ((release, names, {stored.get(name, name) for name in names}) for release, names in _parsed().items())
+    return {release: names.union(own, (spelled(name, table) for name in own)) for release, names, own in spellings}
 
 
 @cache

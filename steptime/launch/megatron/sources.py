@@ -31,6 +31,10 @@ from steptime.launch.shell.script import Script, read_script
 
 _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
 """Of the line that Megatron-LM logs for a step."""
+_STARTED = re.compile(
+    r"^(?:\++ )?(?:torchrun|deepspeed|python3? -m torch\.distributed\.\w+) [^\n]*--num-layers[^\n]*$", re.MULTILINE
+)
+"""A log's line with the command that started the job: `set -x`, or `echo` of it."""
 _DEFAULT_STAGE = "1.0"
 """--zero-stage where it is not given, otherwise a whole number (Megatron-DeepSpeed megatron/arguments.py)."""
 
@@ -67,8 +71,10 @@ def read_megatron(
     if path.endswith(".py"):
         raise ConfigError(f"{path}: a Python program, which is not run; give its launch script, or the log of a run")
     if not text.startswith("#!") and (path.endswith((".log", ".out")) or re.search(_STEP, text)):
-        missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
-        raise ConfigError(f"{path}: {missing}; give the log from its beginning, or the launch script")
+        if (command := _STARTED.search(text)) is None:
+            missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
+            raise ConfigError(f"{path}: {missing}; give the log from its beginning, or the launch script")
+        text = command[0].lstrip("+ ")
     script = read_script(text, path, dict(env or {}), nearby)
     return _from_words(path, script.arguments, script, sets, nearby or NearbyFiles())
 
@@ -107,7 +113,7 @@ def _from_words(
     launcher: Mapping[str, Any] | None = None,
     devices: int | None = None,
 ) -> Reading:
-    said = yaml_arguments.over(arguments_of(words), path, script, nearby)
+    said = yaml_arguments.over(arguments_of(words, wordless=bool(script and script.wordless)), path, script, nearby)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
     keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
     keys.launcher, keys.nearby, keys.tokenizer = launcher, nearby or NearbyFiles(), script.tokenizer if script else ""
@@ -163,11 +169,14 @@ def _put_engine(keys: JobKeys) -> None:
 
 def _unknown_stage(keys: JobKeys) -> str:
     """A message that only a ds_config, which was not found, states the ZeRO stage; "" otherwise."""
-    named = keys.get("deepspeed_config") if keys.on("deepspeed") else None
-    if named is None or "zero_stage" in keys.values or keys.nearby.text(str(named)) is not None:
+    named = keys.get("deepspeed_config")
+    found = named is not None and keys.nearby.text(str(named)) is not None
+    if not keys.on("deepspeed") or "zero_stage" in keys.values or found:
         return ""
-    what = f"ds_config {named} was not found" if named not in ("", True) else "--deepspeed_config has no value"
-    return f"{what}, so the ZeRO stage is unknown; add --set parallelism.zero_level=N, or the file --with FILE"
+    said = "is not given" if named is None else "has no value" if named in ("", True) else ""
+    what = f"--deepspeed_config {said}" if said else f"ds_config {named} was not found"
+    fix = "add --set parallelism.zero_level=N" + ", or the file --with FILE" * (named is not None)
+    return f"{what}, so the ZeRO stage is unknown; {fix}"
 
 
 def _on_machine(reading: Reading, script: Script) -> Reading:
@@ -196,6 +205,8 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     put_backend(keys, values)
     put_tokenizer(keys, script.program, values)
     put_own_layers(keys, script)
+    if re.search(r"gpt|llama", script.program) and "decoder_seq_length" in keys.values:
+        keys.without_effect("decoder_seq_length", "of models with an encoder")
     for words, what in load_table("megatron").raw["other_programs"].items():
         if "hybrid" in words and hybrid_pattern(keys):
             continue

@@ -58,9 +58,15 @@ def object_keys(
         keys.put("use_distributed_optimizer", value=True, by="optimizer.use_distributed_optimizer")
     if keys.get("attention_backend") is None:  # "auto" chooses (AttnBackend's default)
         keys.put("attention_backend", "auto")
+    # data without a mask is the default of a container (Megatron-Bridge training/config.py, GPTDatasetConfig) and of NeMo
+    has_mask = keys.get("dataset.skip_getting_attention_mask_from_dataset") is False
+    keys.put("create_attention_mask_in_dataloader", has_mask)
     backend = re.fullmatch(r".*\((\d)\)", str(keys.get("attention_backend")))
     if backend and int(backend[1]) < len(_BACKENDS):
         keys.put("attention_backend", _BACKENDS[int(backend[1])])
+    elif re.fullmatch(r"\w+", word := str(keys.get("attention_backend"))) and word not in _BACKENDS:
+        keys.put("attention_backend", "auto")  # equal to none of AttnBackend's members (language_module.py)
+        keys.without_effect("attention_backend", "no member of AttnBackend: TransformerEngine chooses the backend")
     return keys
 
 
@@ -73,12 +79,13 @@ def _model_of(said: Any) -> Model | None:
 
 
 def _of_model(keys: JobKeys) -> None:
-    """What degrees and stages need from a model given by name: layers and experts."""
+    """What degrees, stages and recomputation need from a model given by name: layers, experts and the kind of attention."""
     said = told(keys.sets, "model")
     if said is None or (model := _model_of(said)) is None:
         return
     experts = model.moe
-    sizes = {"num_layers": model.n_layers, "num_experts": experts and experts.n_experts}
+    sizes: dict[str, Any] = {"num_layers": model.n_layers, "num_experts": experts and experts.n_experts}
+    sizes["multi_latent_attention"] = model.attention.kind == "mla" or None
     if experts is not None and experts.shared_expert_inter_sz:
         sizes["moe_shared_expert_intermediate_size"] = experts.shared_expert_inter_sz
     for key, size in sizes.items():

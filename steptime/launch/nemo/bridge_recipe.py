@@ -17,7 +17,15 @@ from steptime.launch.keys import flatten, is_costly, load_table, table_file
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
-from steptime.launch.nemo.bridge_table import RECIPES, kernels, put_arguments, recipes, set_by_calls, settings_of
+from steptime.launch.nemo.bridge_table import (
+    RECIPES,
+    kernels,
+    put_arguments,
+    recipes,
+    set_by_calls,
+    settings_of,
+    unwrapped,
+)
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabulary, read_train_call
 from steptime.launch.nemo.nemo_run import (
@@ -27,6 +35,7 @@ from steptime.launch.nemo.nemo_run import (
     of_first_releases,
     over_recipe,
     read_two,
+    with_adapters,
     without_computed,
 )
 from steptime.launch.nemo.targets import CLASS as TARGET
@@ -42,7 +51,8 @@ _DEFAULTS = "arguments of the program that are not given have its defaults"
 _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
-"""Its recipes' settings of ddp (recipes/common.py)."""
+"""Its recipes' settings of ddp (recipes/common.py); the optimizer of those that fine-tune is distributed, without overlap."""
+_TUNED = _OVERLAPS | {"ddp.overlap_grad_reduce": False, "ddp.overlap_param_gather": False}
 _TP, _COUNTED = "model.tp_comm_overlap", r"_(\d+)gpus?_"
 
 
@@ -63,7 +73,7 @@ def read_recipe(
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
-    return _run_partial(path, file, of_first_releases(text), function, sets, nearby)
+    return _run_partial(path, file, with_adapters(of_first_releases(text)), function, sets, nearby)
 
 
 def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles) -> Reading:
@@ -143,24 +153,26 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     Raises:
         ConfigError: one line per problem.
     """
-    name, tree = found
+    name, tree = found[0], unwrapped(found[1])
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole, table = base.rpartition(".")[2] == "ConfigContainer", load_table("megatron_bridge")
     if not whole and (other := put_arguments(tree)):
         raise ConfigError(f"{path}: argument {other[0]} of {base}() is not read; {GIVE_LOG}")
     layout = _plain(tree["model"].get("pipeline_model_parallel_layout")) if isinstance(tree.get("model"), dict) else ""
-    _check_layout(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
+    _check_calls(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
-    said = _said(tree, path, sets, called)
+    own = {} if whole else settings_of(base, table.raw["lengths"])
+    said = {key: own[key] for key in own if key == "model.mtp_num_layers"} | _said(tree, path, sets, called)
     called = [call for call in called if not set_by_calls([call])]
     model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
-    defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
+    defaults: dict[str, Any] = fields
     if whole and is_provided(path, tree.get("model"), preset is None and not fields and "model" not in (sets or {})):
         defaults = kernels(str(preset), "families") | defaults
     if not whole:
-        defaults = settings_of(base, table.raw["lengths"]) | defaults
-    _put_overlap(tree, defaults)
+        tuned = re.search("_(?:sft|peft|finetune)_", base)
+        defaults = (_TUNED if tuned else _OVERLAPS) | own | defaults
+    _put_overlap(said, defaults)
     computed = [key for key, value in said.items() if isinstance(value, Computed)]
     unread = {key: said.pop(key) for key in computed}
     ask_for_sizes(path, said, unread, table, sets)
@@ -188,26 +200,30 @@ def _whose(section: Any, base: str, *, whole: bool) -> str:
     return "known only at run time" if whole else f"that of {base}(), which is not in the file"
 
 
-def _check_layout(path: str, base: str, called: Iterable[str]) -> None:
-    """Refuse a benchmark over one of another file, and stages that a function lays out."""
+def _check_calls(path: str, base: str, called: Sequence[str]) -> None:
+    """Refuse a benchmark over one of another file, stages that a function lays out, and the framework's own settings of one."""
     if re.search(_COUNTED, base):
         raise ConfigError(
             f"{path}: its layout and precision are those of {base}(), which is not in the file; {GIVE_LOG}"
         )
-    if stages := next((call for call in called if re.search(r"pipeline\w*_layout\(", call)), ""):
-        raise ConfigError(
-            f"{path}: its stages are those of {stages.partition('(')[0]}(), which is not read; {GIVE_LOG}"
-        )
+    stages = [call for call in called if re.search(r"pipeline\w*_layout\(", call)]
+    others = [call for call in called if re.match(r"_(?:apply|enable|use)_", call) and not set_by_calls([call])]
+    lines = [
+        f"{path}: its stages are those of {call.partition('(')[0]}(), which is not read; {GIVE_LOG}" for call in stages
+    ]
+    lines += [f"{path}: what {call.partition('(')[0]}() sets is not in the file; {GIVE_LOG}" for call in others]
+    if lines:
+        raise ConfigError(lines)
 
 
-def _put_overlap(tree: dict[str, Any], defaults: dict[str, Any]) -> None:
+def _put_overlap(said: dict[str, Any], defaults: dict[str, Any]) -> None:
     """The overlap of pipeline sends, which a CommOverlapConfig sets up; without one none of a base recipe's.
 
     Source: training/comm_overlap.py, _get_model_comm_overlap_cfgs.
     """
-    if tree.get("comm_overlap", defaults.get(_TP)):
+    if any(key.startswith("comm_overlap.") for key in said) or (defaults.get(_TP) and "comm_overlap" not in said):
         defaults["model.overlap_p2p_comm"] = True
-    elif "comm_overlap" in tree:
+    elif "comm_overlap" in said:
         defaults[_TP] = False
 
 
@@ -251,8 +267,8 @@ def _calls(node: Any) -> Iterator[str]:
 
 
 def _plain(node: Any) -> Any:
-    """Sections without the names of their classes; dtypes by their names."""
-    if isinstance(node, Computed) and re.fullmatch(r"torch\.\w+", node.code):
+    """Sections without the names of their classes; dtypes and activations by their names."""
+    if isinstance(node, Computed) and re.fullmatch(r"torch\.\w+|(?:\w+\.)*\w*(?:relu|gelu|silu)", node.code):
         return node.code
     if not isinstance(node, dict):
         return node

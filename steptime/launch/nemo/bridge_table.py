@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from steptime.job.edit import put
 from steptime.launch.keys import table_file
-from steptime.launch.python.config_values import CLASS
+from steptime.launch.python.config_values import CLASS, merged
 
 RECIPES = "megatron_bridge_recipes"
 """The table of the framework's recipes, and of the programs that start one."""
@@ -52,6 +53,20 @@ def set_by_calls(calls: Iterable[str]) -> dict[str, Any]:
     """
     known: Mapping[str, dict[str, Any]] = table_file(RECIPES)["calls"]
     return {key: value for call in calls for key, value in known.get(call.removesuffix("(cfg)"), {}).items()}
+
+
+def unwrapped(tree: dict[str, Any]) -> dict[str, Any]:
+    """The config that a function of the framework is given, with the field that the function sets; any other one as it is.
+
+    >>> unwrapped({"_class_": "_with_global_batch_size", "_args_": [{"_class_": "a", "train": {"x": 1}}, 8]})
+    {'_class_': 'a', 'train': {'x': 1, 'global_batch_size': 8}}
+    """
+    field, given = table_file(RECIPES)["wrappers"].get(tree[CLASS]), tree.get("_args_", [])
+    if field is None or len(given) != 2 or not isinstance(given[0], dict):
+        return tree
+    inner = merged(given[0], {key: value for key, value in tree.items() if key not in {CLASS, "_args_"}})
+    put(inner, field, given[1])
+    return inner
 
 
 def put_arguments(tree: dict[str, Any]) -> list[str]:

@@ -106,7 +106,7 @@ def _of_script(path: str, script: Script, nearby: NearbyFiles) -> tuple[dict[str
         return of_command_line(path, "".join(word.text for word in script.arguments[:1]), flags), ""
     said = dict(flags)
     stage = next((name for name in _STAGES if name in said), "")
-    if script.program.endswith("/main.py") and stage:  # NeMo's launcher, with one of its own configs
+    if posixpath.basename(script.program) == "main.py" and stage:  # NeMo's launcher, with one of its own configs
         name = f"{script.program.removesuffix('main.py')}conf/{stage}/{said[stage]}.yaml"
         said = {key.removeprefix(f"{stage}."): value for key, value in flags if key.startswith(f"{stage}.")}
     else:

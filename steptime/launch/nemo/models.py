@@ -13,6 +13,7 @@ from steptime.job.edit import read_model
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, rule_of, spelled, table_file
 from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.bridge_table import RECIPES
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import class_of
 from steptime.launch.python.config_values import CLASS, Computed, dotted, last_name, syntax_of
@@ -152,7 +153,9 @@ def model_of(section: Any) -> tuple[str | None, dict[str, Any]]:
     provider = str(section.get(CLASS)).rpartition(".")[2]
     named = re.sub(r"(?:Model)?Provider$", "", re.sub(r"(?:Model)?Provider(?=\d)|Model(?=\d)", "Config", provider))
     # qwen_provider.py: heads as Hugging Face's models have them, unlike NeMo 2's classes
-    sizes = {} if named.startswith("Qwen2") else classes().get(named, {})
+    sizes = (
+        {} if named.startswith("Qwen2") else classes().get(named) or table_file(RECIPES)["providers"].get(provider, {})
+    )
     fields = {f"model.{key}": value for key, value in sizes.items()}
     presets = (preset_of(name) for name in given)
     return next((found for found in (*presets, None if fields else class_preset(named)) if found), None), fields

@@ -60,11 +60,14 @@ def with_arguments(arguments: Mapping[str, Any], kept: Iterable[ast.stmt]) -> li
 
 
 def main_parts(module: ast.Module) -> Iterator[list[ast.stmt]]:
-    """The statements of the module, of `if __name__ == ...` and of `main`."""
-    for node in module.body:
-        main = isinstance(node, ast.FunctionDef) and node.name == "main"
-        if (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)) or main:
-            yield getattr(node, "body", [])
+    """The statements of the module, of `if __name__ == ...`, and of `main` and the functions that it calls with nothing."""
+    called = {"main"}
+    for node in reversed(module.body):
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+            called |= {ast.unparse(part).removesuffix("()") for part in node.body}
+            yield node.body
+        elif isinstance(node, ast.FunctionDef) and node.name in called:
+            yield node.body
     yield module.body
 
 

@@ -138,6 +138,18 @@ def of_first_releases(text: str) -> str:
     return re.sub(rf"(?<![\w.])({'|'.join(named)})(?=[\[(:])", r"run.\1", text) if named else text
 
 
+def with_adapters(text: str) -> str:
+    """A recipe that chooses its adapters by a word, with the mapping that it imports (NeMo collections/llm/peft/__init__.py)."""
+    return f"{text}\n{_ADAPTERS}" if re.search(r"\bimport\b.*\bPEFT_STR2CLS\b", text) else text
+
+
+_ADAPTERS = """
+PEFT_STR2CLS = {
+    "LoRA": LoRA, "lora": LoRA, "DoRA": DoRA, "dora": DoRA, "CanonicalLoRA": CanonicalLoRA, "canonical_lora": CanonicalLoRA,
+}
+"""
+
+
 def base_function(text: str) -> str:
     """The one function of a program that returns what a recipe makes; "" where there is none, or several."""
     functions = [node for node in syntax_of(text).body if isinstance(node, ast.FunctionDef)]
@@ -176,9 +188,14 @@ def plugin_of(node: Any) -> Any:
 
     >>> plugin_of([Computed(1, "bf16_mixed()")])["precision"], plugin_of(Computed(1, "args.precision"))
     ('bf16-mixed', 'args.precision')
+    >>> plugin_of({CALL: "bf16_mixed", "grad_reduce_in_fp32": False})["grad_reduce_in_fp32"]
+    False
     """
     node = node[0] if isinstance(node, list) and len(node) == 1 else node
     found = by_target(node)
+    made = by_target(Computed(0, f"{node[CALL]}()")) if isinstance(node, dict) and CALL in node else None
+    if isinstance(made, dict):
+        return made | found
     if isinstance(node, Computed):
         return found if isinstance(found, dict) else node.code
     unread = isinstance(node, dict) and CALL in node and "precision" not in node

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any
+from typing import Any, Self
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.nearby_files import NearbyFiles
@@ -20,15 +20,20 @@ from steptime.launch.python import call_arguments as calls
 from steptime.launch.python import config_values as values
 from steptime.launch.python.config_values import CLASS, Computed, computed, dotted, failed
 from steptime.launch.python.loops import rounds
+from steptime.launch.python.module_names import DEEPEST, PythonModule
+from steptime.launch.python.operators import MOST_ITEMS, key_text, operated
 
 CALLED = "_called_"
 """The key under which a config lists the calls that it is given to and that are not followed."""
-_DEPTH = 20
 _MOST_STATEMENTS = 20_000
 _KEPT = {"model_registry", "nvfp4_bf16_tail_fqns"}
 """Functions of torchtitan whose arguments tell what they return."""
 _INERT = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 Tree = dict[str, Any]
+
+
+class _RaisedError(ConfigError):
+    """An exception that the code itself raises."""
 
 
 def read_function(
@@ -43,7 +48,7 @@ def read_function(
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
     steps = iter(range(_MOST_STATEMENTS))
-    reader = _FunctionReader(path, values.parsed(path, text), bases, nearby or NearbyFiles(), {}, steps)
+    reader = _FunctionReader(path, values.parsed(path, text), nearby or NearbyFiles(), bases, steps)
     offered = [key for key, found in reader.functions.items() if values.ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -61,45 +66,22 @@ def read_function(
     return function.name, tree
 
 
-class _FunctionReader:
-    """The functions and constants of one module, and those of modules in its folder that it imports."""
+class _FunctionReader(PythonModule):
+    """The functions of one module, followed; every statement that is run counts."""
 
-    def __init__(
-        self, path: str, module: ast.Module, bases: str, nearby: NearbyFiles,
-        readers: dict[str, _FunctionReader | None], statements: Iterator[int],
-    ) -> None:  # fmt: skip
-        self.path, self.bases, self.nearby, self.readers, self.statements = path, bases, nearby, readers, statements
-        self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-        self.constants = values.constants_of(module)
-        self.imports = calls.imported(module)
+    def __init__(self, path: str, module: ast.Module, nearby: NearbyFiles, bases: str, steps: Iterator[int]) -> None:
+        super().__init__(path, module, nearby)
+        self.bases, self.statements = bases, steps
 
-    def owner(self, name: str, depth: int = 0) -> tuple[_FunctionReader, str] | None:
-        """The module behind a name, its own or an adjacent one, and the name inside that module."""
-        if name in self.functions or name in self.constants:
-            return self, name
-        if (found := calls.origin(name, self.imports)) is None or depth > _DEPTH:
-            return None
-        file, own = found
-        if file not in self.readers:
-            text = self.nearby.text(file)
-            self.readers[file] = None
-            if text is not None:
-                self.readers[file] = _FunctionReader(
-                    file, values.parsed(file, text), self.bases, self.nearby, self.readers, self.statements
-                )
-        reader = self.readers[file]
-        return reader.owner(own, depth + 1) if reader is not None else None
-
-    def find(self, name: str) -> tuple[_FunctionReader, ast.FunctionDef] | None:
-        """A function by the name that this module uses for it."""
-        found = self.owner(name)
-        return (found[0], found[0].functions[found[1]]) if found and found[1] in found[0].functions else None
+    def of_file(self, path: str, module: ast.Module) -> Self:
+        """A reader of another module."""
+        return type(self)(path, module, self.nearby, self.bases, self.statements)
 
     def call(
         self, function: ast.FunctionDef, depth: int, args: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
     ) -> Any:
         """What a function returns; an argument that is not given and has no default is `Computed`."""
-        if depth > _DEPTH:
+        if depth > DEEPEST:
             raise ConfigError(f"{self.path}:{function.lineno}: {function.name} is recursive")
         defaults = {name: self.value(node, {}, depth + 1) for name, node in calls.default_nodes(function)}
         names = calls.bound(function, defaults, args, keywords or {})
@@ -114,6 +96,15 @@ class _FunctionReader:
                 return True, self.value(node.value, names, depth) if node.value else None
             if isinstance(node, ast.If) and not isinstance(test := self.value(node.test, names, depth), Computed):
                 done, found = self.block(node.body if test else node.orelse, names, depth)
+                if done:
+                    return True, found
+            elif isinstance(node, ast.Raise):
+                raise _RaisedError(str(failed(self.path, node, "cannot be evaluated statically")))
+            elif isinstance(node, ast.Try) and len(node.handlers) == 1 and not node.finalbody:
+                try:
+                    done, found = self.block([*node.body, *node.orelse], names, depth)
+                except _RaisedError:
+                    done, found = self.block(node.handlers[0].body, names, depth)
                 if done:
                     return True, found
             else:
@@ -172,7 +163,7 @@ class _FunctionReader:
         if isinstance(owner, list) and node.args and isinstance(node.func, ast.Attribute):
             given = self.value(node.args[0], names, depth)
             owner += given if node.func.attr == "extend" and isinstance(given, list) else [given]
-            if len(owner) > values.MOST_ITEMS:
+            if len(owner) > MOST_ITEMS:
                 raise failed(self.path, node, "a list longer than any job's")
             return
         with suppress(*([ConfigError] if self.bases else [])):  # followed as far as it can be
@@ -214,7 +205,7 @@ class _FunctionReader:
         if isinstance(node, ast.Name):
             if node.id in names:
                 return names[node.id]
-            if depth <= _DEPTH and (found := self.owner(node.id)) and found[1] in found[0].constants:
+            if depth <= DEEPEST and (found := self.owner(node.id)) and found[1] in found[0].constants:
                 return found[0].value(found[0].constants[found[1]], {}, depth + 1)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(item, names, depth) for item in node.elts]
@@ -227,7 +218,7 @@ class _FunctionReader:
     def worked_out(self, node: ast.expr, names: Tree, depth: int) -> Any:
         """Arithmetic, comparisons, `and` and `or`, a conditional or a subscript of known values."""
         if isinstance(node, ast.Dict):
-            keys = [None if key is None else str(self.value(key, names, depth)) for key in node.keys]
+            keys = [None if key is None else key_text(self.value(key, names, depth)) for key in node.keys]
             found = calls.unpacked([*zip(keys, (self.value(item, names, depth) for item in node.values), strict=True)])
             return computed(node) if found is None else found
         if isinstance(node, ast.IfExp):
@@ -237,10 +228,10 @@ class _FunctionReader:
         if isinstance(node, ast.FormattedValue) and node.conversion < 0 and node.format_spec is None:
             return self.value(node.value, names, depth)
         parts = [self.value(item, names, depth) for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
-        if not parts or not all(isinstance(part, int | float | str | bool | list | None) for part in parts):
+        if not parts or not all(isinstance(part, int | float | str | bool | list | dict | None) for part in parts):
             return computed(node)
         try:
-            return values.operated(node, parts)
+            return operated(node, parts)
         except (TypeError, ValueError, ArithmeticError, KeyError):
             return computed(node)
 
@@ -263,7 +254,10 @@ class _FunctionReader:
         if (found := self.find(called)) is not None:
             words = self.bases and args and all(isinstance(item, str) for item in args)  # enough by themselves
             with suppress(*([ConfigError] if words else [])):
-                return found[0].call(found[1], depth + 1, args, keywords)
+                result = found[0].call(found[1], depth + 1, args, keywords)
+                unknown = isinstance(result, Computed) or (isinstance(result, dict) and result.get("_args_") == [])
+                if not words or not unknown:
+                    return result
         owner = names.get(called.partition(".")[0]) if called.endswith("_provider") else None
         if isinstance(owner, dict):  # the model of a repository
             return {CLASS: called, "_args_": list(owner.get("_args_", [])), **keywords}
@@ -274,8 +268,10 @@ class _FunctionReader:
         copies = (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
         if copies and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
+        if last == "cast" and len(args) == 2 and self.imports.get(called) == ("typing.py", "cast"):
+            return args[1]
         if self.bases and re.search(self.bases, called):
             return {CLASS: called, **said, **keywords}
-        if last[:1].isupper() or keywords or (self.bases and args) or called in _KEPT:
+        if last[:1].isupper() or keywords or (self.bases and (args or last.endswith("_mixed"))) or called in _KEPT:
             return {CLASS: called, **said, **keywords}
         return computed(node)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,52 +22,8 @@ class Computed(NamedTuple):
     code: str
 
 
-_OPERATORS: dict[type[ast.AST], Any] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.Not: operator.not_,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
 _DIGITS = 30
 """Longest plain value that a call is worked out of."""
-MOST_ITEMS = 100_000
-"""Of a list or characters of a text; also bits of an integer."""
-
-
-def operated(node: ast.expr, parts: list[Any]) -> Any:
-    """One operator on values; powers are excluded, and what grows beyond `MOST_ITEMS`, so that no value grows without bound.
-
-    Raises:
-        KeyError: an operator that is not read.
-        ValueError: a value larger than any job's.
-    """
-    sized = (part for part in parts if isinstance(part, int | str | list))
-    if sum(part.bit_length() if isinstance(part, int) else len(part) for part in sized) > MOST_ITEMS:
-        raise ValueError
-    if isinstance(node, ast.JoinedStr) and all(type(part) in {str, int} for part in parts):
-        return "".join(map(str, parts))
-    if isinstance(node, ast.BoolOp):
-        found = parts[0]
-        for part in parts[1:]:
-            found = (found and part) if isinstance(node.op, ast.And) else (found or part)
-        return found
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return _OPERATORS[type(node.ops[0])](*parts)
-    if isinstance(node, ast.UnaryOp | ast.BinOp):
-        numbers = all(isinstance(part, int | float) for part in parts)
-        if isinstance(node.op, ast.Mult) and not numbers and not _is_repeated(parts):
-            raise ValueError
-        return _OPERATORS[type(node.op)](*parts)
-    raise KeyError
-
-
-def _is_repeated(parts: list[Any]) -> bool:
-    """Whether a list without lists in it is repeated, to no more than `MOST_ITEMS`."""
-    flat = (part for part in parts if isinstance(part, list) and not any(isinstance(item, list) for item in part))
-    sizes = [len(part) for part in flat]
-    times = [part for part in parts if type(part) is int]
-    return len(sizes) == len(times) == 1 and sizes[0] * times[0] <= MOST_ITEMS
 
 
 def computed(node: ast.expr) -> Computed:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from steptime.launch.python.config_values import CLASS, MOST_ITEMS, Computed, dotted, failed
+from steptime.launch.python.config_values import CLASS, Computed, dotted, failed
+from steptime.launch.python.operators import MOST_ITEMS
 
 Value = Callable[[ast.expr], Any]
 

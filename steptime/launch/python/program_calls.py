@@ -65,12 +65,17 @@ _BOTH = re.compile(r"(?:\w+\.)?max_source_length \+ (?:\w+\.)?max_target_length(
 
 
 def _cut_to(tree: ast.Module) -> dict[str, Any]:
-    """The one length to which a program's tokenizer cuts sequences, or that of a prompt with its answer.
+    r"""The one length to which a program's tokenizer cuts sequences, or that of a prompt with its answer.
 
     >>> _cut_to(ast.parse("tokens = tokenizer(text, truncation=True, max_length=cutoff_len)"))
     {'max_seq_length': Argument(name='cutoff_len')}
+    >>> _cut_to(ast.parse("data = load_from_disk(path)\nTrainer(model=m, train_dataset=data)"))
+    {'max_seq_length': Expression(code='load_from_disk(path)')}
     """
     calls = calls_in(tree, "tokenizer")
+    stored = calls_in(tree, "load_from_disk")
+    if stored and not calls_in(tree, "tokenizer", "tokenize", "encode", "map", "SFTTrainer", "SFTConfig"):
+        return {"max_seq_length": Expression(ast.unparse(stored[0]))}  # tokens as they were stored
     said = [{keyword.arg: value_of(keyword.value) for keyword in call.keywords} for call in calls]
     lengths = [words["max_length"] for words in said if words.get("truncation") is True and "max_length" in words]
     same = lengths and lengths[0] is not None and all(length == lengths[0] for length in lengths)
@@ -116,7 +121,10 @@ _STARTED = {
 
 def kind_started(text: str, nearby: NearbyFiles) -> str | None:
     """The kind of the program that a script runs, if the program is found: of Hugging Face's Trainer, or over Megatron-Bridge."""
-    starts, program = r"\b(?:deepspeed|torchrun|accelerate launch|python3?)\s", r"(?<![\w./-])[\w./-]+\.py\b"
+    starts, program = (
+        r"\b(?:deepspeed|torchrun|accelerate launch|python3?|torch\.distributed\.run)\s",
+        r"(?<![\w./-])[\w./-]+\.py\b",
+    )
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
     started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
     named = [found[0] for line in started if (found := re.search(program, line))]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from steptime.launch.python.config_values import calls_in, last_name, syntax_of
+from steptime.launch.python.program_values import Argument, fulfilled, value_of
 
 _PREFERENCES = re.compile(r"(?:DPO|CPO|ORPO|KTO|BCO|GRPO|PPO|RLOO|XPO|OnlineDPO|NashMD|GKD|Reward|PRM)\w*Trainer")
 """Trainers of trl (trl/trainer) that train on preferences or rewards, or beside a reference model."""
@@ -129,28 +133,37 @@ def _of_adapters(code: str) -> set[str]:
     return {word.arg for word in given if word.arg and ast.unparse(word.value) not in {"None", "False", "[]"}}
 
 
-def set_up_in(code: str, given: set[str], own: set[str]) -> list[str]:
+def set_up_in(code: str, given: set[str], own: set[str], values: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """What a program sets up by its code, and no key says: quantized weights, adapters, or weights that it does not train.
 
-    `given`, `own`: keys of its command and configs, and those that its code gives.
+    `given`, `own`: keys of its command and configs, and those that its code gives; `values`: of its arguments.
     """
     by = "set up by its code"
     quantized = quantizes(code) and not {"load_in_4bit", "load_in_8bit"} & {*given, *own}
     found = [f"quantized weights, {by}"] if quantized else []
     if not sets_up_adapters(code):
-        return [*found, f"frozen weights, {by}"] if freezes(code) else found
+        return [*found, f"{frozen}, {by}"] if (frozen := freezes(code, values)) else found
     found += [f"{_MORE[name]}, {by}" for name in _MORE if name in _of_adapters(code)]
     told = "use_peft" in own or any(key.startswith(("lora_", "use_peft", "peft_")) for key in given)
     return found if told else [*found, f"adapters over frozen weights, {by}"]
 
 
-def freezes(code: str) -> bool:
-    r"""Whether a program excludes weights from training, outside of any `if` but one of a loop's own variables.
+_NAMES = re.compile(r"name|model_id|repo|_path$|_dir$", re.IGNORECASE)
+"""In what a test by the name of a model or of a run compares with words."""
+
+
+def freezes(code: str, given: Mapping[str, Any] = MappingProxyType({})) -> str:
+    r"""Whether a program excludes weights from training, and under which test of names that the `given` values leave open.
+
+    Outside of any `if` but one of a loop's own variables, or one that these values fulfill: other switches count as off.
 
     >>> freezes("for p in m.parameters():\n  p.requires_grad = False"), freezes("if a.x: m.requires_grad_(False)")
-    (True, False)
+    ('frozen weights', '')
     >>> freezes("for n, p in m.named_parameters():\n  if 'mtp' not in n: p.requires_grad = False")
-    True
+    'frozen weights'
+    >>> code = "if 'frozen' in args.run_name: m.requires_grad_(False)"
+    >>> freezes(code), freezes(code, {"run_name": "a-frozen"}), freezes(code, {"run_name": "a"})
+    ("frozen weights if 'frozen' in args.run_name", 'frozen weights', '')
     """
     tree = syntax_of(code)
     targets = (node.target for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension))
@@ -158,16 +171,33 @@ def freezes(code: str) -> bool:
     left: list[ast.AST] = [tree]
     while left:
         node = left.pop()
-        if isinstance(node, ast.If | ast.IfExp) and not _names(node.test) <= loops:
+        if _excludes(node):
+            return "frozen weights"
+        if not isinstance(node, ast.If) or _names(node.test) <= loops:
+            left += [] if isinstance(node, ast.IfExp) and not _names(node.test) <= loops else ast.iter_child_nodes(node)
             continue
-        named = [last_name(target) for target in node.targets] if isinstance(node, ast.Assign) else []
-        set_ = node.value if isinstance(node, ast.Assign) and "requires_grad" in named else None
-        if isinstance(node, ast.Call) and last_name(node.func) == "requires_grad_":
-            set_ = next(iter(node.args), None)
-        if isinstance(set_, ast.Constant) and set_.value is False:
-            return True
-        left += ast.iter_child_nodes(node)
-    return False
+        holds, body = fulfilled(node.test, given), [part for each in node.body for part in ast.walk(each)]
+        if _by_name(node.test, loops) and holds is not False and any(map(_excludes, body)):
+            return f"frozen weights{'' if holds else f' if {ast.unparse(node.test)}'}"
+        left += [] if holds is None else node.body if holds else node.orelse
+    return ""
+
+
+def _excludes(node: ast.AST) -> bool:
+    """Whether a statement excludes weights from training."""
+    named = [last_name(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+    value: ast.expr | None = node.value if isinstance(node, ast.Assign) and "requires_grad" in named else None
+    if isinstance(node, ast.Call) and last_name(node.func) == "requires_grad_":
+        value = next(iter(node.args), None)
+    return isinstance(value, ast.Constant) and value.value is False
+
+
+def _by_name(test: ast.expr, loops: set[str]) -> bool:
+    """Whether a test compares the name of a model or of a run, no loop's variable, with words."""
+    words = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in ast.walk(test))
+    said = (value_of(part) for part in ast.walk(test) if isinstance(part, ast.Attribute | ast.Name | ast.Subscript))
+    names = {value.name for value in said if isinstance(value, Argument)} - loops
+    return words and any(map(_NAMES.search, names))
 
 
 def _names(node: ast.AST) -> set[str]:

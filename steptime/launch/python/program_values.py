@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.python.config_values import last_name, literal, operated, options_in, syntax_of
+from steptime.launch.python.config_values import last_name, literal, options_in, syntax_of
+from steptime.launch.python.operators import operated
 
 
 class Argument(NamedTuple):
@@ -82,6 +83,10 @@ def solved(value: Any, given: Mapping[str, Any]) -> Any:
     return value
 
 
+_OF_TEXT = frozenset({"lower", "upper", "strip", "startswith", "endswith"})
+"""Functions of a text that a program tests."""
+
+
 def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
     """The value of a node.
 
@@ -102,12 +107,23 @@ def _result(node: ast.expr, given: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Call) and last_name(node.func) == "get" and node.args:
         name = _result(node.args[0], {})
         return given[name] if name in given else _result(node.args[1], given) if len(node.args) > 1 else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _OF_TEXT:
+        words = [_result(argument, given) for argument in node.args]
+        return getattr(str(_result(node.func.value, given)), node.func.attr)(*words)
     value = value_of(node)
     if isinstance(value, Argument):
         return given[value.name]
     if isinstance(value, Expression) or (value is None and not isinstance(node, ast.Constant)):
         raise KeyError
     return value
+
+
+def fulfilled(test: ast.expr, given: Mapping[str, Any]) -> bool | None:
+    """Whether a test over arguments with these values is; None where one of them has none."""
+    try:
+        return bool(_result(test, given))
+    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
+        return None
 
 
 _SWITCHES = {"store_true": False, "store_false": True}

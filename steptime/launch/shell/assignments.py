@@ -38,7 +38,7 @@ def assign(expand: Expander, word: Token) -> None:
             elements[int(at)] = Value((elements[int(at)].text if plus else "") + text, word.line)
         scope.put_array(name, elements if there else [*elements, Value(text, word.line)])
         if others or not (there or at == str(len(elements))):
-            scope.named.add(name)
+            scope.named |= scope.same.get(name, {name})
     elif plus and name in scope.arrays and before is not None:
         scope.put_array(name, [Value(before.text + text, before.line), *scope.values[name][1:]])
     else:
@@ -63,6 +63,31 @@ def let(scope: Scope, text: str) -> Outcome:
         return "yes"
     value = scope.arithmetic(text, text)
     return "unknown" if not scope.known(value) else "yes" if int(value) else "no"
+
+
+_DIRECTIVE = re.compile(r"(%%|%0?\d*[sdq])")
+
+
+def formatted(pattern: str, words: list[str]) -> str | None:
+    """What printf prints: %s, %d and, of a plain word, %q, over and over while there are words; None of anything else.
+
+    >>> formatted("%02d-%s ", ["3", "a", "4"])
+    '03-a 04- '
+    """
+    pieces, text, rest = _DIRECTIVE.split(pattern), "", list(words)
+    if any(set(piece) & {"%", "\\"} for piece in pieces[::2]):
+        return None
+    while True:
+        for piece in pieces:
+            if not _DIRECTIVE.fullmatch(piece) or piece == "%%":
+                text += piece[:1] if piece == "%%" else piece
+                continue
+            word = rest.pop(0) if rest else "0" if piece[-1] == "d" else ""
+            if not re.fullmatch({"s": r"(?s).*", "d": r"-?[1-9]\d*|0", "q": r"[\w@%+=:,./-]+"}[piece[-1]], word):
+                return None
+            text += piece.replace("q", "s") % (int(word) if piece[-1] == "d" else word)
+        if not rest or len(pieces) == pieces.count("%%") * 2 + 1:
+            return text
 
 
 def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
@@ -138,9 +163,15 @@ def given_script(expand: Expander, node: Simple, nearby: NearbyFiles, words: lis
 
 
 def text_to_read(words: list[str]) -> tuple[int, str]:
-    """Position of eval or `bash -c` among the words of a command, and the text that it is given; "" where there is none."""
+    """Position of eval or `bash -c` among the words of a command, and the text that it is given; "" where there is none.
+
+    >>> text_to_read(["tmux", "new-session", "-d", "-s", "job", "python train.py --x 1"])
+    (0, 'python train.py --x 1')
+    """
     if words[0] == "eval":
         return 0, " ".join(words[1:])
+    if words[0] == "tmux" and words[1:2] in (["new-session"], ["new"], ["new-window"]) and re.search(r"\s", words[-1]):
+        return 0, words[-1]
     for at, word in enumerate(words[:-2]):
         last = next((i for i in range(at + 1, len(words) - 1) if not re.fullmatch(r"-[abd-z]+", words[i])), at + 1)
         if re.fullmatch(r"(.*/)?(ba|z)?sh", word) and re.fullmatch(r"-[a-z]*c", words[last]):

@@ -13,8 +13,9 @@ from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.assignments import let
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander
-from steptime.launch.shell.scope import Kept, Scope, Unknown, Value, merged
+from steptime.launch.shell.scope import Kept, Scope, Unknown, Value
 from steptime.launch.shell.statements import Case, Chain, Function, If, Loop, Simple, Statement, Subshell
+from steptime.launch.shell.undecided import merged
 
 _MOST_COMMANDS = 50_000
 _MOST_ROUNDS = 100

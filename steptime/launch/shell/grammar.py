@@ -227,6 +227,8 @@ class _Parser:
                     to = next(iter(self.tokens[self.i - 1 : self.i]), None)
                 if token.text == "<<<":  # what follows it, if anything does
                     body = "".join(_QUOTED.sub(r"\1", word.text) for word in self.tokens[self.i - 1 : self.i])
+                    if plain := re.fullmatch(r"'([^']*)'", body):
+                        body = re.sub(r"([\\$`])", r"\\\1", plain[1])
                 continue
             if inside and token.text == "\n":
                 break

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import PurePosixPath
 
 from steptime.launch.devices import OF_OPTIONS
-from steptime.launch.shell.assignments import assign, let, read_names, write_file
+from steptime.launch.shell.assignments import assign, formatted, let, read_names, write_file
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.control_flow import ControlFlow, LeaveError, Left
-from steptime.launch.shell.scope import Unknown, Value
+from steptime.launch.shell.lexer import Token
+from steptime.launch.shell.scope import Unknown, Value, clean
 from steptime.launch.shell.statements import ASSIGNMENT, Simple
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
@@ -33,17 +36,24 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
     if first in _DECLARE:
         _declare(walk, first, node)
     elif first == "unset":
+        if rest and rest[0].text == "-n":
+            for value in rest[1:]:
+                scope.restore(value.text, (None, False, False, {value.text}))
+            return "ran"
         for value in rest:
             if element := re.fullmatch(r"(\w+)\[.*\]", value.text):
                 why = Unknown(f"line {node.line} unsets one of its elements")
                 scope.put_array(element[1], [Value(scope.mark(f"${element[1]}", why), node.line)])
             else:
-                scope.put(value.text, "", node.line)
-                scope.cleared.add(value.text)
+                scope.clear(value.text, node.line)
     elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
         read_names(walk.expand, node, [word.text for word in rest])
     elif first in {"cat", "sed"} and node.to is not None:
         write_file(walk.expand, node, walk.nearby)
+    elif first == "printf" and len(rest) > 2 and rest[0].text == "-v":
+        _printf(walk, [value.text for value in rest[1:]], node.line)
+    elif first == "cp" and len(rest) > 1 and (text := walk.nearby.text(rest[-2].text)) is not None:
+        walk.nearby.written[PurePosixPath(scope.shown(rest[-1].text)).name] = clean(text)
     elif first == "let":
         for value in rest:
             let(scope, value.text)
@@ -66,14 +76,30 @@ def _declare(walk: ControlFlow, first: str, node: Simple) -> None:
         name = found[1] if found else word.text
         if own and name.isidentifier():
             walk.locals[-1].setdefault(name, walk.scope.kept(name))
+            walk.scope.refer(name, {name})
             if found is None:
-                walk.scope.restore(name, None)
+                walk.scope.restore(name, (None, False, False, {name}))
         if "i" in options and first != "export":
             walk.scope.integers.add(name)
-        if found is not None:
-            assign(walk.expand, word)
-            if "n" in options and first != "export":
+        if found is not None and "n" in options and first != "export":
+            walk.scope.refer(name, {name})
+            target = walk.expand.text(found[4], word.line)
+            if target.isidentifier() and target != name:
+                walk.scope.restore(name, walk.scope.kept(target))
+            else:
                 walk.scope.put(name, walk.scope.mark(f"${name}", Unknown(f"${name} is a reference")), node.line)
+        elif found is not None:
+            assign(walk.expand, word)
+
+
+def _printf(walk: ControlFlow, words: list[str], line: int) -> None:
+    """The variable, or the element of an array, that `printf -v` sets."""
+    scope, name, more = walk.scope, words[0], words[2:] if words[1] == "--" else words[1:]
+    text = formatted(more[0], more[1:]) if more and scope.known(more[0]) else None
+    if text is None:
+        text = scope.mark(f"${name}", Unknown(f"${name} in line {line} is of a printf that is not read"))
+    if ASSIGNMENT.fullmatch(f"{name}="):
+        assign(walk.expand, Token(f"{name}={shlex.quote(text)}", line))
 
 
 def _getopts(walk: ControlFlow, letters: str, name: str) -> Outcome:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from steptime.launch.shell.arithmetic import arithmetic, whole
 
-_OPEN, _CLOSE = "\ue000", "\ue001"
+OPEN, CLOSE = "\ue000", "\ue001"
 """Encloses the number of a reason in the middle of a text, in place of a missing value."""
 NODES_OF_JOB = "nodes of the job"
 """The name, invalid for a variable, of what commands over the job's list of nodes count."""
@@ -19,7 +19,11 @@ DEVICES_OF_JOB = "devices of the job"
 """The name, invalid for a variable, of what ds_ssh counts: all devices of the job."""
 DEVICES_ON_NODE = "devices on a node"
 """The name, invalid for a variable, of what nvidia-smi and torch.cuda.device_count() count: those of the chosen machine."""
-_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_MARK = re.compile(f"{OPEN}(\\d+){CLOSE}")
+_SOURCES_ARGUMENT = re.compile(r" sources \$\{?(\d)\b")
+"""Of the note on a file that was not found, where its name is an argument that the script is not given."""
+Kept: TypeAlias = "tuple[list[Value] | None, bool, bool, set[str]]"
+"""A variable as it was: its values, whether it is an array, whether it has indices of its own, and `Scope.same`."""
 
 
 class Value(NamedTuple):
@@ -76,17 +80,9 @@ class Reason(NamedTuple):
     """Whether it is a variable that is not set: tests treat it as empty."""
 
 
-Kept: TypeAlias = "tuple[list[Value], bool, bool] | None"
-"""A variable as it was: its values, whether it is an array, and whether it has indices of its own; None: not set."""
-
-
 def clean(text: str) -> str:
     """A text without the characters that mark missing values."""
-    return text.replace(_OPEN, "").replace(_CLOSE, "")
-
-
-_SOURCES_ARGUMENT = re.compile(r" sources \$\{?(\d)\b")
-"""Of the note on a file that was not found, where its name is an argument that the script is not given."""
+    return text.replace(OPEN, "").replace(CLOSE, "")
 
 
 class Scope:
@@ -98,6 +94,8 @@ class Scope:
         self.read: set[str] = set()
         """Variables of the environment that the script reads."""
         self.arrays: set[str] = set()
+        self.same: dict[str, set[str]] = {}
+        """The names that stand for one variable, by each of them: of a reference (declare -n) and what it refers to."""
         self.named: set[str] = set()
         """Arrays whose indices are not 0, 1, 2 and so on, as far as is known."""
         self.cleared: set[str] = set()
@@ -120,7 +118,7 @@ class Scope:
         """A copy of the variables for independent changes; reasons are shared."""
         other = copy(self)
         other.values, other.arrays = dict(self.values), set(self.arrays)
-        other.named, other.cleared = set(self.named), set(self.cleared)
+        other.named, other.cleared, other.same = set(self.named), set(self.cleared), dict(self.same)
         return other
 
     def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:
@@ -128,7 +126,7 @@ class Scope:
         reason = Reason(shown, cause, unset)
         if reason not in self.reasons:
             self.reasons.append(reason)
-        return f"{_OPEN}{self.reasons.index(reason)}{_CLOSE}"
+        return f"{OPEN}{self.reasons.index(reason)}{CLOSE}"
 
     def unset(self, name: str) -> str:
         """The mark of a variable that is not set."""
@@ -148,13 +146,11 @@ class Scope:
 
     def cause(self, text: str, otherwise: str) -> Unknown:
         """Why the first missing value of a text is missing."""
-        reasons = self.reasons_of(text)
-        return reasons[0].cause if reasons else Unknown(otherwise)
+        return reasons[0].cause if (reasons := self.reasons_of(text)) else Unknown(otherwise)
 
     def _alone(self, text: str) -> Reason | None:
         """The reason of a text that is one missing value and nothing else."""
-        found = _MARK.fullmatch(text)
-        return self.reasons[int(found[1])] if found else None
+        return self.reasons[int(found[1])] if (found := _MARK.fullmatch(text)) else None
 
     def given_outside(self, text: str, name: str, why: str) -> str:
         """A default that is one missing value for this reason: the user may give the variable in its place."""
@@ -165,8 +161,7 @@ class Scope:
 
     def unset_variable(self, text: str) -> str:
         """The name of a variable that is not set, if the text is just that variable; "" otherwise."""
-        reason = self._alone(text)
-        return reason.shown[1:] if reason is not None and reason.unset else ""
+        return reason.shown[1:] if (reason := self._alone(text)) and reason.unset else ""
 
     def shown(self, text: str) -> str:
         """A text with its marks in the script's spelling."""
@@ -174,7 +169,7 @@ class Scope:
 
     def known(self, text: str) -> bool:
         """Whether all parts of a text have a value."""
-        return _OPEN not in text
+        return OPEN not in text
 
     def get(self, name: str) -> Value | None:
         """The value of a variable, for an array its first element; None where it is not set."""
@@ -190,31 +185,43 @@ class Scope:
 
     def put(self, name: str, text: str, line: int) -> None:
         """Set a plain variable."""
-        self.values[name] = [Value(text, line)]
-        self.arrays.discard(name)
-        self.cleared.discard(name)
+        names = self.same.get(name, {name})
+        self.values |= {one: [Value(text, line)] for one in names}
+        self.arrays -= names
+        self.cleared -= names
 
     def kept(self, name: str) -> Kept:
         """A variable as it is, for `restore`."""
-        found = self.values.get(name)
-        return None if found is None else (found, name in self.arrays, name in self.named)
+        return self.values.get(name), name in self.arrays, name in self.named, self.same.get(name, {name})
 
     def restore(self, name: str, kept: Kept) -> None:
         """Make a variable what it was."""
-        values, array, named = kept or (None, False, False)
-        if values is None:
-            self.values.pop(name, None)
-        else:
-            self.values[name] = values
+        values, array, named, same = kept
+        self.refer(name, same)
+        self.values.pop(name, None)
+        self.values |= {name: values} if values is not None else {}
+        self.cleared.discard(name)
         self.arrays = self.arrays - {name} | ({name} if array else set())
         self.named = self.named - {name} | ({name} if named else set())
 
     def put_array(self, name: str, elements: list[Value]) -> None:
         """Set an array."""
-        self.values[name] = elements
-        self.arrays.add(name)
-        self.named.discard(name)
-        self.cleared.discard(name)
+        names = self.same.get(name, {name})
+        self.values |= dict.fromkeys(names, elements)
+        self.arrays |= names
+        self.named -= names
+        self.cleared -= names
+
+    def refer(self, name: str, same: set[str]) -> None:
+        """Make a name one of these for one variable, and no longer one of others."""
+        others = self.same.pop(name, set()) - {name}
+        self.same |= dict.fromkeys(others, others)
+        self.same |= dict.fromkeys(same | {name}, same | {name}) if same != {name} else {}
+
+    def clear(self, name: str, line: int) -> None:
+        """What `unset` does."""
+        self.put(name, "", line)
+        self.cleared |= self.same.get(name, {name})
 
     def arithmetic(self, text: str, shown: str) -> str:
         """The value of a whole-number expression, or a mark."""
@@ -237,50 +244,3 @@ class Scope:
         if (result := arithmetic(text, lookup)) is not None:
             return str(result)
         return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is not integer arithmetic"))
-
-
-_MOST_CHOICES = 16
-
-
-def _choices(scope: Scope, texts: list[str]) -> tuple[str, ...]:
-    """These texts, with what earlier tests leave open in them spelled out; none where no text is a flag, or there are many."""
-    found = list(dict.fromkeys(texts))
-    for at in range(len(scope.reasons)):
-        mark, several = f"{_OPEN}{at}{_CLOSE}", scope.reasons[at].cause.choices
-        if several and any(mark in text for text in found):
-            found = [text.replace(mark, choice) for text in found for choice in several]
-    flags = any(text.lstrip().startswith("-") for text in found)
-    return tuple(dict.fromkeys(found)) if flags and len(found) <= _MOST_CHOICES else ()
-
-
-def _before(texts: list[str]) -> str:
-    """The text to which some tests add words (CMD="$CMD --flag"), as all of these begin with it; "" where they do not.
-
-    >>> _before(["torchrun train.py", "torchrun train.py --bf16"]), _before(["--lr 1", "--lr 10"])
-    ('torchrun train.py', '')
-    """
-    least = min(texts, key=len).rstrip()
-    whole = all(text.startswith(least) and not text[len(least) :][:1].strip() for text in texts)
-    return least if whole else ""
-
-
-def merged(scopes: list[Scope], cause: Unknown) -> Scope:
-    """One scope from several possible ones: a variable keeps its value where all agree."""
-    joined = scopes[0].copy()
-    joined.named = {name for scope in scopes for name in scope.named}
-    joined.cleared = {name for name in joined.cleared if all(name in scope.cleared for scope in scopes)}
-    for name in {name for scope in scopes for name in scope.values}:
-        values = [scope.values.get(name) for scope in scopes]
-        texts = [None if value is None else [item.text for item in value] for value in values]
-        if all(text == texts[0] for text in texts):
-            continue
-        whole = [" ".join(text or []) for text in texts]
-        before = _before(whole) if name not in joined.arrays and all(len(text or []) == 1 for text in texts) else ""
-        choices = _choices(joined, [text[len(before) :] for text in whole])
-        before, choices = (before, choices) if choices else ("", _choices(joined, whole))
-        mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}", choices=choices))
-        line = max(item.line for value in values for item in value or []) if any(values) else 0
-        joined.values[name] = [Value(f"{before} {mark}" if before else mark, line)]
-        if any(name in scope.arrays for scope in scopes):
-            joined.arrays.add(name)
-    return joined

@@ -22,7 +22,7 @@ from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import COUNTS, Word, size_of
+from steptime.launch.shell.processes import COUNTS, Size, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
@@ -33,7 +33,6 @@ _OFFICIAL = re.compile(
 )
 """As Megatron-DeepSpeed's examples say: TOKENIZER_PATH=.../tokenizer.model # offical llama tokenizer.model"""
 _CONTAINER = re.compile(r"^[^#\n]*nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)", re.MULTILINE)
-
 _TAKES_WORDS = re.compile(r"\bgetopts\b|\$\{?[#@1]")
 
 
@@ -84,9 +83,9 @@ class Script(NamedTuple):
         return [f"{LAUNCHED}{counted(self.nodes, 'node')} with {counted(self.devices_per_node, 'process')}{each}"]
 
 
-_USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
-_USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
-
+USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
+USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
+"""Variables that every environment has, and those of the user's settings."""
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
 _HOLDS_FLAGS = re.compile(r"^(?!.*(?:DISTRIB|TORCH|LAUNCH|NSYS|PROFIL)).*(?:ARGS|OPTIONS|OPTS|FLAGS)$", re.IGNORECASE)
@@ -172,26 +171,31 @@ def _read(
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {key: text for scope in (*walk.inside, walk.scope) for key, text in scope.plain().items()}
     said = variables.get("VOCAB_SIZE", "")
-    tokenizer = _first(_OFFICIAL, text).lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
+    official, container = (next(iter(pattern.findall(text)), "") for pattern in (_OFFICIAL, _CONTAINER))
+    tokenizer = official.lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
-    nothing = nothing._replace(tokenizer=tokenizer, container=_first(_CONTAINER, text))
-    fragments = _fragments(walk.scope, name) if launch is None else []
-    if fragments and (unknown := _unknown_flags(walk.scope)):
-        return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
-    if fragments:
-        fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
-        unclear = [f"no launch command: number of devices unknown; {fix}"]
-        return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
+    nothing = nothing._replace(tokenizer=tokenizer, container=container)
+    if launch is None and (flags := _of_fragments(nothing, walk, name)):
+        return flags
     if launch is None or problems:
         return nothing
-    read = {key: env[key] for key in scope.read if key in env and key not in _USUAL}
+    read = {key: env[key] for key in scope.read if key in env and key not in USUAL}
     return _launched(nothing._replace(environment=read, notes=tuple(notes)), launch, walk.scope)
 
 
-def _first(pattern: re.Pattern[str], text: str) -> str:
-    """What the pattern's group first is in a text, or ""."""
-    found = pattern.search(text)
-    return found[1] if found else ""
+def _of_fragments(nothing: Script, walk: DryRun, name: str) -> Script | None:
+    """A script without a launch command whose variables hold flags, with the processes of torchrun's among them."""
+    fragments, starts = _fragments(walk.scope, name)
+    if not fragments:
+        return None
+    if unknown := _unknown_flags(walk.scope):
+        return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
+    size = size_of([Word("torchrun", 1), *starts], ["torchrun"], {})
+    found = nothing._replace(arguments=fragments, problems=[])
+    if starts and size.devices and not size.default:
+        return found._replace(nodes=size.nodes, devices_per_node=size.per_node, devices=size.devices)
+    fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
+    return found._replace(unclear=[f"no launch command: number of devices unknown; {fix}"])
 
 
 def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
@@ -201,8 +205,9 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
     if size.in_devices:
-        asked = [[reason.in_place_of_nodes("") for reason in word.unresolved] for word in words]
-        words = [word._replace(unresolved=tuple(reasons)) for word, reasons in zip(words, asked, strict=True)]
+        words = [
+            word._replace(unresolved=tuple(one.in_place_of_nodes("") for one in word.unresolved)) for word in words
+        ]
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
@@ -219,8 +224,19 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
             *found.notes,
             *([taken(size.devices, size.default)] if size.devices and size.default else []),
             *_of_commands(words[launch.at :]),
+            *_of_job(size, variables, launch.command.line),
         ),
     )
+
+
+def _of_job(size: Size, variables: dict[str, str], line: int) -> Iterator[str]:
+    """A line where the command starts other nodes than the job has, or more processes on them than it has devices."""
+    nodes, devices = (variables.get(name, "") for name in ("SLURM_NNODES", "SLURM_GPUS_PER_NODE"))
+    if size.nodes and nodes.isdecimal() and int(nodes) != size.nodes and not size.default:
+        yield f"line {line} starts {counted(size.nodes, 'node')}, which are counted; Slurm gives the job {nodes}"
+    if size.per_node and devices.isdecimal() and 0 < int(devices) < size.per_node and not size.default:
+        told = f"line {line} starts {counted(size.per_node, 'process')} on a node, which are counted"
+        yield f"{told}; Slurm gives the job {counted(int(devices), 'device')} there"
 
 
 def _of_commands(words: list[Word]) -> Iterator[str]:
@@ -255,18 +271,20 @@ def _gpu(headers: list[tuple[str, str]]) -> str:
     return next((found[1] for found in said if found), "")
 
 
-def _fragments(scope: Scope, name: str) -> list[Word]:
-    """The flags in variables, without variables that another one contains; none where they are not training flags."""
+def _fragments(scope: Scope, name: str) -> tuple[list[Word], list[Word]]:
+    """The flags in variables, without variables that another one contains, and those of torchrun; none without training flags."""
     expand = Expander(scope, name)
     held = [(key, values) for key, values in scope.values.items() if key not in scope.outside]
     texts = [" ".join(value.text for value in values).strip() for _, values in held]
-    words: list[Value] = []
+    words: list[Word] = []
+    starts: list[Word] = []
     for text, (key, values) in zip(texts, held, strict=True):
         again = any(text in other and text != other for other in texts)
-        if values and not again and text.startswith("--") and not _OF_LAUNCHER.search(text):
-            words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
-    flags = {value.text.replace("_", "-") for value in words}
-    return [_word(value, scope) for value in words] if "--num-layers" in flags else []
+        if values and not again and text.startswith("--"):
+            fields = expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
+            (starts if _OF_LAUNCHER.search(text) else words).extend(_word(value, scope) for value in fields)
+    flags = {word.text.replace("_", "-") for word in words}
+    return (words, starts) if "--num-layers" in flags else ([], [])
 
 
 def _unknown_flags(scope: Scope) -> str:

@@ -76,13 +76,13 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         raise keys.error("model.name", f"unknown model (got {show(name)}){known}; or add --set model=NAME")
     base = flavor
     for word, why in table["not_modeled"]["flavors"].items():
-        if re.search(rf"_{word}(_attn)?$", flavor):
+        if re.search(rf"_{word}(_attn)?$", base):
             base = re.sub(rf"_{word}(_attn)?$", "", base)
             keys.approximate("model.flavor", f"{why}; counted as {base}")
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
     listed = dict(table[family][base]) if base in flavors else _of_its_fork(keys, family, flavor)
     if of_function and listed is not None:
-        listed |= table["changed_in_functions"].get(family, {}).get(base, {})
+        listed |= _changed(keys, family, base)
     if family in {"llama2", "llama3"} and (own := _of_registry(keys, family, flavor, listed)):
         return own
     if family == "qwen3" and (own := own_flavors.own_qwen3(keys, flavor, listed)):
@@ -99,6 +99,13 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
     return listed | (_registry_sizes(keys, family, flavor, listed) if family not in {"llama2", "llama3"} else {})
+
+
+def _changed(keys: JobKeys, family: str, flavor: str) -> dict[str, Any]:
+    """What a flavor of config functions has otherwise, unless the checkout is older than that."""
+    changed = dict(table_file(MODELS)["changed_in_functions"].get(family, {}).get(flavor, {}))
+    code, since = keys.nearby.text(f"torchtitan/models/{family}/__init__.py"), changed.pop("since", "")
+    return changed if code is None or since in code else {}
 
 
 def _of_its_fork(keys: JobKeys, family: str, flavor: str) -> dict[str, Any] | None:

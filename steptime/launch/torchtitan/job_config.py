@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.devices import devices_in, of_comment, of_name, still_true, taken, told
+from steptime.launch.devices import devices_in, still_true, told, written
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, is_costly, load_table, read_keys
 from steptime.launch.logs.printed_config import balanced, plain_lines
@@ -126,17 +126,9 @@ def _toml(path: str, text: str) -> Tree:
 
 
 def _written(said: Mapping[str, Any], text: str, file: str) -> tuple[int | None, list[str]]:
-    """The devices by the file's name ("llama3_8_gpus.toml"), else by a comment ("a preset for 64 A100 GPUs"), and the note on it.
-
-    Neither where the file sets the degree. The name goes first: copies of an example keep its comment.
-    """
+    """The devices that the file's name or a comment says, and the note on it; neither where the file sets the degree."""
     degrees = [value for key, value in said.items() if key.endswith("data_parallel_shard_degree")]
-    if degrees not in ([], [-1]):
-        return None, []
-    for devices, by in ((of_name(file), "the name of the file"), (of_comment(text), "a comment of the file")):
-        if devices is not None:
-            return devices, [taken(devices, by)]
-    return None, []
+    return written(file, text) if degrees in ([], [-1]) else (None, [])
 
 
 # --- config functions ------------------------------------------------------------------------------------------------------

@@ -180,13 +180,15 @@ def own_deepseek(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
     names: dict[str, str] = table["deepseek_v3"]
     found = flatten(registered(keys.nearby.text(file) or "", flavor, "deepseekv3"))
     said = {key: value for key, value in found.items() if key.rpartition(".")[2] not in {CLASS, "_args_"}}
-    sizes = {key: said[key] for key in names if key in said}
-    known = not said.keys() - names.keys() - {*table["without_cost"]} and _are_numbers(sizes)
+    fields = names | table["groups"]
+    sizes = {key: said[key] for key in fields if key in said}
+    known = not said.keys() - fields.keys() - {*table["without_cost"]} and _are_numbers(sizes)
     if not known or not sizes.keys() >= names.keys() - {"q_lora_rank"}:
         return None
     section: dict[str, Any] = {"attention": {"kind": "mla"}, "moe": {"pre_softmax": True, "expert_bias": True}}
-    for key, field in names.items():
-        if sizes.get(key):  # q_lora_rank 0: none
+    one = any(sizes.get(key) == 1 for key, field in table["groups"].items() if field == "moe.n_groups")
+    for key, field in fields.items():
+        if sizes.get(key) and not (one and key in table["groups"]):  # q_lora_rank 0: none
             put(section, field, sizes[key])
     keys.notes.append(f"model {flavor}, from {file}")
     return section

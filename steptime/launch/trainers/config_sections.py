@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,8 @@ _STARTS = r"\b(?:launch|train|torchrun|deepspeed|python3?)\b"
 """Words of a command that starts a config."""
 
 
-def may_launch(path: str, said: Mapping[str, Any]) -> str:
-    """Why the sharding of a config is not known: it names none, and a config of accelerate lies beside it.
+def may_launch(path: str, said: Mapping[str, Any], others: Sequence[Path] = ()) -> str:
+    """Why the sharding of a config is not known: it names none, and a config of accelerate lies beside it, or is of `others`.
 
     "" where it is known, also by a README or a script in its folder, or a README in the one above, that starts it.
     """
@@ -121,15 +121,15 @@ def may_launch(path: str, said: Mapping[str, Any]) -> str:
     if not said.keys() & _OWN_CONFIGS or any(said.get(key) for key in sharded):
         return ""
     here = Path(path).resolve()
-    files = [found for found in sorted(here.parent.glob("*.y*ml"))[:100] if is_readable(found)]
-    named = [file.name for file in files if re.search(r"^distributed_type:", read_nearby(file), re.MULTILINE)]
+    files = [found for found in sorted(Path(path).parent.glob("*.y*ml"))[:100] if is_readable(found)]
+    named = [file for file in files if re.search(r"^distributed_type:", read_nearby(file), re.MULTILINE)] or others
     starting = [here.parent / "README.md", here.parent.parent / "README.md", *sorted(here.parent.glob("*.sh"))[:20]]
     texts = [read_nearby(file).replace("\\\n", " ") for file in starting if is_readable(file)]
     started = (_is_told(line, _STARTS, here.name) for text in texts for line in text.split("\n"))
     if not named or any(started):
         return ""
     fix = f"add --with {named[0]}, or for none --set parallelism.zero_level=0"
-    return f"ZeRO or FSDP unknown: {named[0]} beside it may be the config of accelerate that starts it; {fix}"
+    return f"ZeRO or FSDP unknown: {named[0].name} may be the config of accelerate that starts it; {fix}"
 
 
 def of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -197,6 +197,14 @@ class Figures:
         if self.on("@checkpointing") and (layers := self.whole("@checkpointed_layers") or 1) > 1:
             del performance["activation_checkpointing_type"]
             performance["recompute"] = {"granularity": "full", "method": "uniform", "n_layers": layers}
+        if mode := self.get(
+            "@layers_checkpointed"
+        ):  # torchtune: without the switch alone, and where both are set nothing is
+            performance.pop("activation_checkpointing_type", None)
+            each = (self.whole("@each_nth") or 1) if mode == "selective" else 1
+            nth = {"recompute": {"granularity": "full", "method": "every", "n_layers": each}}
+            replays = mode in {"full", "selective"} and not self.on("@checkpointing")
+            performance |= {} if not replays else nth if each > 1 else {"activation_checkpointing_type": "full"}
         if (by := self.figures.get("@replayed")) is not None:
             share = keys.word(by)
             count = 0 if isinstance(share, str) else max(1, round(share * size_of(config["model"].get("n_layers"), 1)))

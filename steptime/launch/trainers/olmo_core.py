@@ -74,9 +74,9 @@ def _config(path: str, text: str) -> dict[str, Any]:
     given = [{item.arg or "": item.value for item in call.keywords} for call in calls_in(module)]
     found = [said for said in given if _BUILDERS.keys() <= said.keys()]
     functions = (node for node in module.body if isinstance(node, ast.FunctionDef))
-    whole = [node for node in functions if ends(node.returns, "ExperimentConfig")]
+    whole = [node.name for node in functions if ends(node.returns, "ExperimentConfig") or _returns_all(node)]
     if whole and not found:
-        tree = read_function(path, text, whole[0].name, "ExperimentConfig", "$^")[1]
+        tree = read_function(path, text, whole[0], "ExperimentConfig", "$^")[1]
         for part, key, name in (("dataset", "sequence_length", _LENGTH), ("data_loader", *["global_batch_size"] * 2)):
             inner = tree.get(part)
             tree[name] = inner.get(key) if isinstance(inner, dict) else None
@@ -84,7 +84,7 @@ def _config(path: str, text: str) -> dict[str, Any]:
         return tree | ({"tokenizer": Computed(0, *named)} if len(named) == 1 else {})
     if len(found) != 1:
         what = "a program over OLMo-core without a call of its build_config(model_config_builder=...), and without a function "
-        what += "that returns ExperimentConfig"
+        what += "that returns ExperimentConfig or a dict(model=..., train_module=...)"
         raise ConfigError(f"{path}: {what}; {_PLAN}")
     said = found[0]
     if own := sorted({"finalize_config", "common_config_builder"} & said.keys()):
@@ -96,6 +96,13 @@ def _config(path: str, text: str) -> dict[str, Any]:
     common = f"common = CommonComponents({plain}, launch=None, tokenizer={tokenizer})"
     added = with_function(text, common, f"return Job({plain}, {parts}, tokenizer={tokenizer})")
     return read_function(path, added, FUNCTION, "", "$^")[1]
+
+
+def _returns_all(function: ast.FunctionDef) -> bool:
+    """Whether a function returns the model and the training module by name: of a config, or of a mapping (dict)."""
+    last = function.body[-1]
+    given = last.value.keywords if isinstance(last, ast.Return) and isinstance(last.value, ast.Call) else []
+    return {"model", "train_module"} <= {item.arg for item in given}
 
 
 def _put_word(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.launch.devices import SET_DEVICES, of_a_run, of_comment, taken
+from steptime.launch.devices import SET_DEVICES, of_a_run, taken, written
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
@@ -29,8 +29,11 @@ from steptime.launch.trainers.trl_defaults import of_trl
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """Keys with a switch no_X as X, where the trainer has only X; and what a key implies where nothing else is said."""
     found: dict[str, Any] = {}
+    unsaid = (
+        {} if said.get("fp16") else {key: value for key, (_, value) in table.defaults.items()}
+    )  # "auto" gives way to fp16
     for name, others in (table.raw.get("superseded") or {}).items():
-        if any(said.get(other) for other in others):
+        if any(said.get(other, unsaid.get(other)) for other in others):
             said = {key: value for key, value in said.items() if key != name}
     for by, more in (table.raw.get("implied") or {}).items():
         said = more | said if by in said else said
@@ -65,11 +68,13 @@ def renamed_with(given: list[GivenKey], table: KeyTable, code: str = "") -> list
 
 
 def defaults_with(given: list[GivenKey], table: KeyTable, where: str = "defaults_with") -> dict[str, Any]:
-    """Defaults that apply with a key of the file: any, one in a section (fsdp_config.), or one with a value (type=mistral)."""
+    """Defaults with a key of the file: any, of a section (fsdp_config.), of a value (type=mistral), or without another (a!b)."""
     found: dict[str, Any] = {}
+    keys = {item.key for item in given}
     for told, more in (table.raw.get(where) or {}).items():
-        name, _, value = told.partition("=")
-        for item in given:
+        name, _, without = told.partition("!")
+        name, _, value = name.partition("=")
+        for item in given if without not in keys else ():
             named = item.name.startswith(name) if name.endswith(".") else item.key == name
             found |= more if named and (not value or str(item.value) == value) else {}
     return found
@@ -127,18 +132,21 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
         raise ConfigError(f"{path}: {what}: {kind} is not modeled")
     said = found.keys
     configs = [config for config in nearby.added if config.suffix in {".yaml", ".yml"}]
+    others: list[Path] = []
     if not configs and not found.program and "model_name_or_path" in said:
         started = sections.of_readme(path, nearby.repository())
         if (config := _of_recipes(path, said, table, nearby, started)) is not None:
             configs = [config]
             found = found._replace(notes=(*found.notes, sections.BY_README.format(config.name)))
+        elif not started and not any(said.get(key) for key in ("use_peft", "load_in_4bit")):
+            others = [other for name in table.raw.get("recipes_may") or [] if (other := nearby.path(name))]
         said = sections.costly(started, table) | said
         processes = started.get("num_processes")
         said = ({"num_processes": processes} if isinstance(processes, int) else {}) | said
         if not isinstance(processes, int | None):
             why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
             found = found._replace(unclear={**found.unclear, "devices": why})
-    if not configs and not found.program and (why := sections.may_launch(path, said)):
+    if not configs and not found.program and (why := sections.may_launch(path, said, others)):
         found = found._replace(unclear={**found.unclear, "sharding": why})
     counted = found.devices is not None or "devices" in found.unclear or "num_processes" in said
     if table.raw.get("launcher", {}).get("devices") and not counted and not found.program:
@@ -216,8 +224,9 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
         nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
     said = sections.of_defaults(table, nearby, "") | flatten(tree)
-    notes = () if (named := of_comment(text)) is None else (taken(named, "a comment of the file"),)
-    return Said(said, named, of_a_run(text), program=program, notes=notes)
+    counts = {key for key, rule in table.rules.items() if rule.note in {"@devices", "@per_node", "@nodes"}}
+    named, why = written("" if counts & {spelled(name, table) for name in said} else path, text)
+    return Said(said, named, of_a_run(text), program=program, notes=tuple(why))
 
 
 def _included(name: str, nearby: NearbyFiles) -> str:

@@ -39,10 +39,7 @@ def put_backend(found: Figures, config: dict[str, Any]) -> None:
             keys.approximate(found.figures["@backend_attention"], "flash attention is counted")
     put_library(found, performance.get("moe") or {})
     if config["model"]:
-        latent, experts = (
-            model_field(config["model"], "attention.kind") == "mla",
-            model_field(config["model"], "moe") is not None,
-        )
+        latent, experts = kind_of_model(config["model"])
         # the profile's is that of models with experts
         if rotation := "complex" if latent else "" if experts else "eager":
             performance.setdefault("rope_impl", rotation)
@@ -56,6 +53,11 @@ def put_backend(found: Figures, config: dict[str, Any]) -> None:
             keys.becomes("model.backend.experts", "performance.moe.grouped_precision")
     if (listed := found.get("@backend_graphs")) is not None:
         put_graphs(found, performance, listed)
+
+
+def kind_of_model(section: Any) -> tuple[bool, bool]:
+    """Whether a model has latent attention, and whether it has experts."""
+    return model_field(section, "attention.kind") == "mla", model_field(section, "moe") is not None
 
 
 def put_library(found: Figures, moe: dict[str, Any]) -> None:

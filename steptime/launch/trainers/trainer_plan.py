@@ -16,7 +16,7 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import load_table, read_keys
+from steptime.launch.keys import load_table, read_keys, speaks_of_cost
 from steptime.launch.named_models import begins, not_modeled, of_overrides, preset_of
 from steptime.launch.nearby_files import PART_OF_A_JOB, NearbyFiles, is_readable
 from steptime.launch.python.program_calls import left_to_code, passed_in
@@ -26,7 +26,7 @@ from steptime.launch.trainers.adapters import put_adapters, switched
 from steptime.launch.trainers.figures import Figures, size_of
 from steptime.launch.trainers.olmo_core import program_of
 from steptime.launch.trainers.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
-from steptime.launch.trainers.trainer_kernels import put_kernels, put_model_kernels
+from steptime.launch.trainers.trainer_kernels import kind_of_model, put_kernels, put_model_kernels
 from steptime.launch.trainers.trainer_sharding import put_bf16_optimizer, put_fsdp, put_uneven_stages, put_zero
 from steptime.launch.trainers.trl_defaults import of_unknown_trl
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
@@ -59,7 +59,9 @@ def read_trainer(
     said = {*(item.key for item in given), *found.keys}
     keys.left_open |= of_unknown_trl(found.code, found.program, nearby, {*said, *own, *passed_in(found.code)})
     keys.left_open |= left_to_code(found.code, found.program, found.defaults, said, found.keys)
-    for why in set_up_in(found.code, said, set(own)):
+    texts = {**found.defaults, **found.keys, **{item.name: item.value for item in given}}
+    values = {key: scalar(value) if isinstance(value, str) else value for key, value in texts.items()}
+    for why in set_up_in(found.code, said, set(own), values):
         keys.assumed_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found).reading()
 
@@ -130,6 +132,8 @@ class _Plan(Figures):
         if width := self.mlp_width(config["model"]):
             config["model"]["inter_sz"] = width
         self._model()
+        if config["model"] and kind_of_model(config["model"])[1] and keys.get("num_experts") is None:
+            keys.put("num_experts", "several", by="the model")
         put_model_kernels(self, config)
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))
@@ -137,19 +141,19 @@ class _Plan(Figures):
         self._batch()
         self.put_chunks(config)
         length = next((key for key, rule in keys.table.rules.items() if rule.note == "data.seqlen"), "")
-        if length in keys.defaults and length not in keys.values:
+        if length in keys.defaults.keys() - keys.values.keys() and "data.seqlen" not in keys.left_open:
             whose = keys.defaults_of.get(length, keys.table.framework)
             keys.notes.append(f"sequence length not set, {keys.get(length)} assumed: the default of {whose}")
         if "seqlen" not in config["data"]:
             keys.ask("data.seqlen", f"{self.alone} has no sequence length" if self.alone else "sequence length unknown")
-        for path in {"performance.precision", "data.gbs", "data.microbatch_sz"} & keys.left_open.keys():
+        for path in {"performance.precision", "data.gbs", "data.microbatch_sz", "data.seqlen"} & keys.left_open.keys():
             config[path.partition(".")[0]].pop(path.partition(".")[2], None)
         return keys.reading({section: value for section, value in config.items() if value != {}})
 
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
         profiles = self.keys.table.raw["software"]
-        staged = "deepspeed" in profiles and "zero_stage" in self.keys.values
+        staged = "deepspeed" in profiles and self.keys.get("zero_stage") is not None
         if self.on("@deepspeed") or (staged and not self._sharded()):
             put_zero(self, self.config)
             return str(profiles["deepspeed"])
@@ -205,6 +209,8 @@ class _Plan(Figures):
                 keys.ask("model.vocab_sz", "vocabulary size unknown")
             return
         if (preset := preset_of(name)) is not None:
+            if any(speaks_of_cost(change.partition("=")[0]) for change in str(self.get("@overrides") or "").split(",")):
+                keys.leave_out(self.figures["@overrides"], "settings that differ from the named model's")
             config["model"] = {"preset": preset} | config["model"]
             return
         if changes := str(self.get("@overrides") or ""):

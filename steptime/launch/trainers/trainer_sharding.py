@@ -83,6 +83,7 @@ def put_zero(found: Figures, config: dict[str, Any]) -> None:
         extras = put_deepspeed_config(keys)
         _put_engine(found, name, extras.engine)
         config["parallelism"] |= {"zero_plus_plus": extras.zero_plus_plus} if extras.zero_plus_plus else {}
+        config["parallelism"] |= {"tp": extras.tp} if extras.tp > 1 else {}
         away, stage, found.deepcompile = extras.cpu_offload, keys.get("zero_stage"), extras.deepcompile
     else:
         away, stage = _by_accelerate(found)

@@ -42,13 +42,14 @@ _OF_PARSER = {"grad_reduce_in_bf16", "create_attention_mask_in_dataloader", "tra
 def bridge(job: Job) -> str:
     """A ConfigContainer, as Megatron-Bridge prints and saves it (run_config.yaml)."""
     said = _fields(job, "megatron_bridge")
+    mask = {"skip_getting_attention_mask_from_dataset": False} if job.software.buffers.attention_mask else {}
     tree = {
         "_target_": "megatron.bridge.training.config.ConfigContainer",
         "model": _rest(said),
         "ddp": _section(said, _DDP),
         "optimizer": {"optimizer": "adam"} | _section(said, _OPTIMIZER),
         "train": {key: said[key] for key in _TRAIN},
-        "dataset": {"seq_length": said["seq_length"]},
+        "dataset": {"seq_length": said["seq_length"]} | mask,
         "mixed_precision": _section(said, _PRECISION),
         "comm_overlap": _section(said, _OVERLAP),
     }
