@@ -121,31 +121,20 @@ def _derived() -> frozenset[str]:
     return frozenset(derived.difference(*_parsed().values()))
 
 
-def _has_core(release: str) -> bool:
-    """Whether a release is one whose models are Megatron-Core's."""
+def of_core(arguments: Collection[str]) -> tuple[bool, bool]:
+    """Whether only releases whose models are Megatron-Core's have all of the arguments, and whether one of them has.
+
+    Not only these where the legacy models are asked for. The own layers of these have one attention, with all scores:
+    --use-flash-attn is read by the legacy models only (NVIDIA/Megatron-LM core models/gpt/gpt_layer_specs.py,
+    get_gpt_layer_local_spec; legacy/model/transformer.py).
+
+    >>> of_core(["attention_backend"]), of_core(["use_flash_attn"]), of_core(["data_impl"])
+    ((True, True), (False, True), (False, False))
+    """
+    first, _, last = fitting_release(arguments).partition(" to ")
     order = list(_parsed())
-    return release in order and order.index(release) >= order.index(_OF_CORE)
-
-
-def is_of_core(arguments: Collection[str]) -> bool:
-    """Whether only releases whose models are Megatron-Core's have all of the arguments, and none asks for the legacy ones.
-
-    The own layers of these have one attention, with all scores: --use-flash-attn is read by the legacy models only
-    (NVIDIA/Megatron-LM core models/gpt/gpt_layer_specs.py, get_gpt_layer_local_spec; legacy/model/transformer.py).
-
-    >>> is_of_core(["attention_backend"]), is_of_core(["num_layers"]), is_of_core(["attention_backend", "use_legacy_models"])
-    (True, False, False)
-    """
-    return _has_core(fitting_release(arguments).partition(" to ")[0]) and "use_legacy_models" not in arguments
-
-
-def may_be_of_core(arguments: Collection[str]) -> bool:
-    """Whether a release whose models are Megatron-Core's has all of the arguments, as older ones may.
-
-    >>> may_be_of_core(["use_flash_attn"]), may_be_of_core(["data_impl"])
-    (True, False)
-    """
-    return _has_core(fitting_release(arguments).rpartition("to ")[2])
+    core = order[order.index(_OF_CORE) :]
+    return first in core and "use_legacy_models" not in arguments, (last or first) in core
 
 
 def own_layers_by_default(arguments: Collection[str]) -> bool:

@@ -146,9 +146,8 @@ def _scale(at: str, tree: dict[str, Any], usual: int, replicas: int) -> None:
     if batch is None or not usual or usual == replicas:
         return
     if batch * replicas % usual:
-        raise ConfigError(
-            f"{at}: a batch of {batch} for dp {usual} does not scale to dp {replicas}; add --set data.gbs=N"
-        )
+        what = f"a batch of {batch} for dp {usual} does not scale to dp {replicas}"
+        raise ConfigError(f"{at}: {what}; add --set data.gbs=N")
     put(tree, _BATCH, batch * replicas // usual)
 
 

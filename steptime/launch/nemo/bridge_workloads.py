@@ -46,9 +46,8 @@ def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
     precision = str(said.pop("compute_dtype", "bf16")).lower()
     name = "_".join([*chosen, precision])
     if re.search(r":25\.0\d", str(said.get("container_image"))) or {"fp8_recipe", "config_file"} & said.keys():
-        raise ConfigError(
-            f"{path}: benchmarks of Megatron-Bridge 0.1 are not known; give the log that prints the job's config"
-        )
+        what = "benchmarks of Megatron-Bridge 0.1 are not known"
+        raise ConfigError(f"{path}: {what}; give the log that prints the job's config")
     task = said.pop("task", "pretrain")
     if name not in table["workloads"] or task != "pretrain":
         what = f"{path}: {task} {name} is not a known benchmark of Megatron-Bridge {table['release']}"
