@@ -185,8 +185,11 @@ def _of_registry(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]
         said = said | {key: str(value) for key, value in sizes.items()}
         if not nested and "ffn_dim:" in arguments:
             said |= own_flavors.own_width(keys, said, arguments, nearby.text(f"{folder}/model/model.py") or "")
-        if own := _own(keys, flavor, listed, said, folder):
-            return own
+        if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
+            continue
+        if (own := _same(listed, _sizes(keys.source, said))) != listed:
+            keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
+        return own
     return None
 
 
@@ -197,17 +200,6 @@ def _of_test_tokenizer(keys: JobKeys, nearby: NearbyFiles) -> dict[str, str]:
     """
     tokens = len((nearby.text(str(keys.values.get("model.tokenizer_path", ""))) or "").splitlines())
     return {"vocab_size": str(tokens + 256)} if tokens else {}
-
-
-def _own(
-    keys: JobKeys, flavor: str, listed: dict[str, Any] | None, said: dict[str, str], folder: str
-) -> dict[str, Any] | None:
-    """The flavor of those sizes, with a note where it is not the `listed` one; None where sizes are missing."""
-    if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
-        return None
-    if (own := _same(listed, _sizes(keys.source, said))) != listed:
-        keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
-    return own
 
 
 def from_log(path: str, text: str) -> dict[str, Any] | None:
