@@ -132,7 +132,7 @@ def written(file: str, text: str) -> tuple[int | None, list[str]]:
 
 def is_told_first(note: str, devices: int, on_node: int) -> bool:
     """Whether the report prints a note on what a launch file leaves open below its first lines."""
-    if re.match(r"vocabulary not set, .* \(GPT2BPETokenizer\) assumed|approximated: --use-checkpoint-args", note):
+    if re.match(r"vocabulary not set, (?:that of|.*\(GPT2BPETokenizer\))|approximated: --use-checkpoint-args", note):
         return True  # that tokenizer may read files of another, and the checkpoint may be of another model
     if (
         nodes := re.match(r"launched on ([\d,]+) nodes? with", note)

@@ -93,7 +93,7 @@ def read_as(
         module, function = _READERS[kind]
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, nearby)
     except ConfigError as error:
-        if other := another(kind, path, text, nearby):
+        if other := another(kind.removesuffix("-script"), path, text, nearby):
             raise ConfigError(f"{path}: {other}") from None
         raise cut(error) from None
     except RecursionError:

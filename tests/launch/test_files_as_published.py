@@ -209,6 +209,7 @@ def test_a_program_that_names_only_its_ds_config_is_deepspeeds(tmp_path: Path) -
     lines = refused(tmp_path, "run.sh", "torchrun --nproc_per_node 8 own.py --deepspeed_config ds.json\n")
     assert lines[0] == "ds.json was not found; add --with FILE, or --set parallelism.zero_level=N"
     assert "sequence length unknown; add --set data.seqlen=N" in lines
+    assert "model unknown; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json" in lines
 
 
 def test_what_a_ds_config_lacks_and_what_is_wrong_in_it_are_told_in_one_round(tmp_path: Path) -> None:

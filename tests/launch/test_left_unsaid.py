@@ -98,7 +98,12 @@ def test_a_checkpoint_gives_the_model_where_flags_leave_its_biases_open(tmp_path
     assert told.startswith("--use-checkpoint-args: sizes, groups and biases of the checkpoint")
     said = script.replace("--bf16", "--bf16 --disable-bias-linear --group-query-attention --num-query-groups 8")
     assert job_of(tmp_path, {"llama2.sh": said}, "llama2.sh").model.n_kv_heads == 8
-    assert job_of(tmp_path, {"llama2.sh": script}, "llama2.sh", {"model": "llama2-70b"}).model.n_kv_heads == 8
+    answered = job_of(tmp_path, {"llama2.sh": script}, "llama2.sh", {"model": "llama2-70b"})
+    assert answered.model.n_kv_heads == 8
+    own = script.replace("--tokenizer-model tokenizer.model", "--tokenizer-model merged/ja_llama.model")
+    notes = job_of(tmp_path, {"own.sh": own}, "own.sh", {"model": "llama2-70b"}).notes
+    whose = "vocabulary not set, that of llama2-70b assumed"
+    assert [any(note.startswith(whose) for note in each) for each in (answered.notes, notes)] == [False, True]
 
 
 @pytest.mark.parametrize(

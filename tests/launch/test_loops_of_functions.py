@@ -90,3 +90,26 @@ def test_stages_that_a_loop_lays_out_are_told(tmp_path):
 def test_a_loop_over_what_is_not_known_is_one_line(tmp_path, loop):
     with pytest.raises(ConfigError, match=r"registry.py:[89]: cannot be evaluated statically \(for [^\n]*\Z"):
         reading_of(tmp_path, "torchtitan", loop)
+
+
+DOUBLED = "    a, b = [1], [1]\n" + "    a = [a, a]\n    b = [b, b]\n" * 40
+"""2^40 items each, all of them the same two lists."""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        DOUBLED + "    if a == b:\n        x = 1",
+        DOUBLED + "    if a in [b]:\n        x = 1",
+        DOUBLED + "    cfg.x = {1: 2}[a]",
+        DOUBLED + "    cfg.train.seed = a",
+        "    a = [1]\n    a.append(a)\n    cfg.train.seed = a",
+    ],
+    ids=["compared", "looked for", "key", "value", "in itself"],
+)
+def test_lists_without_bound_end(tmp_path, use):
+    """Neither compared nor written out."""
+    code = f"def job() -> ConfigContainer:\n    cfg = ConfigContainer()\n{use}\n    return cfg\n"
+    (tmp_path / "recipe.py").write_text(code)
+    with pytest.raises(ConfigError, match="its model is known only at run time"):
+        read("nemo", f"{tmp_path / 'recipe.py'}:job", HARDWARE)

@@ -229,6 +229,9 @@ BAD = [
     ("deepspeed --num_gpus 8 train.py --model_id google/gemma-3-12b-it --vision_model_id own --batch_size 4096 --use_deepspeed",
      ("run.sh: line 1 launches train.py, which is of no framework that is read; "
       "write a plan with its settings, or name its framework with --from KIND")),
+    ("torchrun --nproc_per_node 8 -m own.sft_trainer --model Qwen/Qwen2.5-7B --batch-size 16 --micro-batch-size 1 --tp-degree 4",
+     ("run.sh: line 1 launches own.sft_trainer, which is of no framework that is read; "
+      "write a plan with its settings, or name its framework with --from KIND")),
     ("echo nothing", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
     ("--lr 1e-4 --bf16", f"run.sh: {NO_LAYERS}"),
     ("--num-layers 'eight", "run.sh: line 1: No closing quotation"),

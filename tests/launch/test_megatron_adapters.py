@@ -120,3 +120,19 @@ def test_adapters_of_nemo(tmp_path, name):
     other = read("nemo", str(with_adapters(tmp_path, name, OTHERS[name], 1)), sets)
     assert "lora" not in other.config["model"]
     assert any("adapters over frozen weights" in flag.note for flag in other.of("unmodeled"))
+
+
+def test_flags_of_training_beside_a_named_model_of_ms_swift(tmp_path):
+    """Experts keep at most twice their share, balanced by a loss, and one more depth predicts the token after the next."""
+    text = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B --train_type full --max_length 4096 "
+    text += "--global_batch_size 16 --expert_model_parallel_size 8 "
+    (tmp_path / "plain.sh").write_text(text)
+    (tmp_path / "more.sh").write_text(
+        text + "--mtp_num_layers 1 --moe_expert_capacity_factor 2 --moe_aux_loss_coeff 1e-3"
+    )
+    plain, more = (job_of(tmp_path / name).model for name in ("plain.sh", "more.sh"))
+    assert (plain.mtp, plain.moe.capacity_factor, plain.moe.load_balancing) == (0, None, "none")
+    assert (more.mtp, more.moe.capacity_factor, more.moe.load_balancing) == (1, 2.0, "aux_loss")
+    assert (
+        (more.moe.n_experts, more.moe.expert_inter_sz) == (plain.moe.n_experts, plain.moe.expert_inter_sz) == (128, 768)
+    )

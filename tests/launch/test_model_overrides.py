@@ -98,6 +98,11 @@ def test_positions_that_axolotl_changes_cost_nothing_and_layers_do(tmp_path, sec
     assert told.startswith(f"{section}.num_hidden_layers 4: not an option of Axolotl; its name suggests a cost")
 
 
+def test_kernels_of_flash_attention_beside_attention_are_told(tmp_path):
+    notes = job(tmp_path, "job.yaml", f"{AXOLOTL}flash_attn_rms_norm: true\nflash_attn_cross_entropy: false\n").notes
+    assert [note.split()[1] for note in notes if "flash_attn" in note] == ["flash_attn_rms_norm"]
+
+
 @pytest.mark.parametrize(("value", "told"), [("fa2", False), ("eager", True)])
 def test_attention_of_llamafactory_by_a_forks_name(tmp_path, value, told):
     text = "model_name_or_path: Qwen/Qwen3-1.7B\nfinetuning_type: full\nstage: sft\ncutoff_len: 4096\nbf16: true\n"

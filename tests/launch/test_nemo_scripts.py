@@ -9,6 +9,7 @@ import yaml
 from launch_readings import DATA, HARDWARE
 from test_files_of_forks import asked, written
 
+from steptime.base.config import ConfigError
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.nemo.formats import read_nemo
 from steptime.launch.read import read
@@ -234,11 +235,20 @@ def test_the_launcher_started_in_its_own_folder_by_a_file_without_a_shebang(tmp_
     config.write_text(CONFIG.replace("trainer: {", "trainer: {amp_backend: native, "), encoding="utf-8")
     script = tmp_path / "tests" / "train.sh"
     script.parent.mkdir()
-    options = "training=gpt3/126m training.trainer.num_nodes=2 training.model.global_batch_size=32 data_dir=${DATA}"
-    script.write_text(f"HYDRA_FULL_ERROR=1 python3 main.py {options}\n", encoding="utf-8")
+    options = "training=gpt3/${SIZE} training.trainer.num_nodes=2 training.model.global_batch_size=32 data_dir=${DATA}"
+    script.write_text(f"SIZE=126m\nHYDRA_FULL_ERROR=1 python3 main.py {options}\n", encoding="utf-8")
     found = read("auto", str(script), HARDWARE)
     plan = found.config
     assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 4, 32)
     assert not found.of("unmodeled")
     config.write_text(config.read_text().replace("native", "apex"), encoding="utf-8")
     assert [flag.name for flag in read("auto", str(script), HARDWARE).of("unmodeled")] == ["trainer.amp_backend"]
+
+
+def test_griffin_is_another_kind_of_model():
+    """NVIDIA/NeMo examples/nlp/language_modeling/conf/megatron_griffin_config.yaml has the keys of a GPT."""
+    with pytest.raises(
+        ConfigError, match="name megatron_griffin: recurrent layers, another kind of model; not modeled"
+    ):
+        read_nemo("job", f"name: megatron_griffin\n{CONFIG}", {})
+    assert read_nemo("job", f"name: megatron_gpt\n{CONFIG}", {}).config["model"]["n_layers"] == 8

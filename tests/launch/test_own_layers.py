@@ -212,3 +212,52 @@ def test_layers_of_mindspeed_have_flash_attention_by_a_flag(tmp_path):
     assert attention(own, RUN, (), flags) == ("unfused", told)
     files = {"pretrain_gpt.py": "import megatron\n", "mindspeed_llm/training/arguments.py": PARSER.format("local")}
     assert attention(bloom, RUN, files) == ("unfused", told)
+
+
+def test_kernels_of_the_models_before_megatron_core(tmp_path):
+    """SwiGLU is torch's SiLU and product, rotary embedding products and sums; Megatron-DeepSpeed adds gradients separately."""
+    path = tmp_path / "run.sh"
+    rotary = "--swiglu --use-rotary-position-embeddings"
+    fused = {"activation_impl": "fused", "rope_impl": "fused", "grad_accumulation_fusion": True}
+    older = {"activation_impl": "composite", "rope_impl": "own_tables", "grad_accumulation_fusion": True}
+    deepspeed = "--deepspeed --zero-stage 1 --accumulate-allreduce-grads-in-fp32"
+    mindspeed = "--use-mcore-models --use-fused-rmsnorm --normalization RMSNorm"
+    for more, kernels in (
+        (rotary, fused),
+        (f"{rotary} --no-rope-fusion", fused | {"rope_impl": "own_tables"}),
+        (f"{rotary} --use-legacy-models", fused | {"activation_impl": "composite"}),
+        (f"{rotary} --use-legacy-models --use-mcore-models", fused),
+        (f"{rotary} {mindspeed}", fused | {"rope_impl": "own_tables"}),
+        (f"{rotary} {mindspeed} --use-fused-rotary-pos-emb", fused),
+        (f"{rotary} --DDP-impl local --accumulate-allreduce-grads-in-fp32", older),
+        (f"{rotary} {deepspeed}", older | {"grad_accumulation_fusion": False}),
+        (deepspeed, {"activation_impl": "fused", "grad_accumulation_fusion": False}),
+    ):
+        path.write_text(f"{RUN} {FLAGS.replace('--fp16', '--bf16')} {more}\n", encoding="utf-8")
+        found = read("megatron", str(path), HARDWARE).config["performance"]
+        assert {key: found[key] for key in kernels} == kernels, more
+
+
+def test_layers_of_a_dated_megatron_of_pai(tmp_path):
+    """Pai-Megatron-Patch's Megatron-LM-231007 has the parser of core 0.4, whose --transformer-impl is local by default."""
+    for date, kernels in (("231007", ("composite", "own_tables", True)), ("240405", ("fused", "fused", None))):
+        path = tmp_path / "run.sh"
+        patched = f"MEGATRON_PATH=/workspace/Megatron-LM-{date}\nexport PYTHONPATH=$MEGATRON_PATH:$PYTHONPATH\n"
+        flags = "--swiglu --position-embedding-type rope --use-flash-attn --extra-vocab-size 0"
+        path.write_text(f"{patched}{RUN} {FLAGS} {flags}\n", encoding="utf-8")
+        found = read("megatron", str(path), HARDWARE)
+        performance = found.config["performance"]
+        assert performance["attention_impl"] == "flash"
+        named = (*(performance[key] for key in ("activation_impl", "rope_impl")), performance.get("scores_in_buffer"))
+        assert named == kernels
+        told = {flag.name: flag.value for flag in found.of("default")}
+        assert told["--transformer-impl"] == ("local" if date == "231007" else "transformer_engine")
+
+
+def test_the_vocabulary_of_a_checkpoint_that_extra_entries_complete(tmp_path):
+    """Pai-Megatron-Patch megatron_patch/tokenizer: tokenizer.vocab_size, without special tokens, + --extra-vocab-size."""
+    path = tmp_path / "run.sh"
+    for loaded, extra, entries in (("Qwen-2-7b-hf-to-mg-tp1", 293, 151936), ("Meta-Llama-3-8B", 256, 128256)):
+        flags = f"--patch-tokenizer-type LLamaTokenizer --load /mnt/{loaded} --extra-vocab-size {extra}"
+        path.write_text(f"{RUN} {FLAGS.replace('--vocab-file gpt2-vocab.json', flags)}\n", encoding="utf-8")
+        assert read("megatron", str(path), HARDWARE).config["model"]["vocab_sz"] == entries

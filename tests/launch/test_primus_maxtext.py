@@ -87,9 +87,8 @@ def test_experts_over_a_fixed_capacity_are_refused(tmp_path, model, refused):
     sets = {"hardware.node_type": "dgx-h100", "devices": 8}
     (path := tmp_path / "job.yml").write_text(f"{text}megablox: true\nsparse_matmul: true\ncapacity_factor: 1.25\n")
     assert to_job(read("maxtext", str(path), sets), sets).data.gbs == 32
-    path.write_text(f"{text}sparse_matmul: false\ncapacity_factor: 1.25\n")
-    flags = {flag.name: flag.status for flag in read("maxtext", str(path), sets).flags}
-    assert (flags["sparse_matmul"], flags["capacity_factor"]) == (
-        "unmodeled" if refused else "irrelevant",
-        "irrelevant",
-    )
+    for more in ("", "num_experts: 1\n"):  # as base.yml has it, whatever the model
+        path.write_text(f"{text}sparse_matmul: false\ncapacity_factor: 1.25\n{more}")
+        flags = {flag.name: flag.status for flag in read("maxtext", str(path), sets).flags}
+        assert flags["sparse_matmul"] == ("unmodeled" if refused else "irrelevant")
+        assert flags["capacity_factor"] == "irrelevant"

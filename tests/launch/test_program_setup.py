@@ -157,3 +157,10 @@ def test_a_program_started_as_a_module_is_read(tmp_path: Path, folder: str) -> N
     lora = to_job(reading(tmp_path, command), SETS).model.lora
     assert lora is not None
     assert (lora.rank, list(lora.targets)) == (4, ["q_proj"])
+
+
+def test_a_subcommand_of_another_method(tmp_path: Path) -> None:
+    """`accelerate launch -m own grpo -c job.json`: the word after the program."""
+    with pytest.raises(ConfigError) as error:
+        reading(tmp_path, "accelerate launch --num_processes 8 -m trl_own grpo -c job.json")
+    assert error.value.problems[0].endswith("runs trl_own grpo: training on preferences or rewards is not modeled")

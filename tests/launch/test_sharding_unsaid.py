@@ -191,3 +191,17 @@ def test_a_stage_that_is_a_programs_default_is_of_deepspeed(tmp_path):
     script = OWN.replace(" --use_deepspeed", "").replace("train_sft.py", "own.py")
     found = job_of(tmp_path, {"run.sh": script, "own.py": program}, "run.sh")
     assert (found.performance.software, found.parallelism.zero_level) == ("deepspeed", 2)
+
+
+def test_a_recipe_whose_comment_says_fsdp_is_started_with_its_config(tmp_path):
+    """open-r1's OlympicCoder-32B: "Config for 16 nodes of 8 H100s with FSDP1", beside the zero3.yaml of the other recipes."""
+    (folder := tmp_path / "recipes" / "coder" / "sft").mkdir(parents=True)
+    (configs := tmp_path / "recipes" / "accelerate_configs").mkdir()
+    (configs / "zero3.yaml").write_text(ACCELERATE, encoding="utf-8")
+    fsdp = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+    (configs / "fsdp.yaml").write_text(fsdp, encoding="utf-8")
+    recipe = RECIPE.replace("stage: sft\nfinetuning_type: full\ncutoff_len", "max_seq_length")
+    comment = "# Config for 16 nodes of 8 H100s with FSDP1\n"
+    sharded = job_of(folder, {"config.yaml": comment + recipe}, "config.yaml").parallelism
+    assert (sharded.fsdp is not None, sharded.dp) == (True, 128)
+    assert job_of(folder, {"other.yaml": recipe}, "other.yaml").parallelism.zero_level == 3

@@ -201,3 +201,23 @@ def test_words_that_a_command_prints_are_noted(command):
     assert [note for note in script.notes if "empty" in note] == [
         "line 1: $(python make.py) in line 1 is a command, and commands are not run: taken as empty"
     ]
+
+
+def test_a_script_that_echo_writes_and_torchrun_starts_without_python(tmp_path):
+    """torchrun --no-python runs any program; here 2 x 4 processes of one script, which a variable holds as a here-document."""
+    flags = (
+        "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 "
+    )
+    flags += "--micro-batch-size 1 --global-batch-size 16 --bf16 --vocab-file gpt2-vocab.json"
+    script = f"""#!/bin/bash
+BODY=$(cat <<- EOM
+  sleep 3 ;
+  numactl --membind=\\$((LOCAL_RANK/2)) nice -10 python pretrain_gpt.py {flags}
+EOM
+)
+echo "$BODY" > worker.sh
+torchrun --nproc-per-node=4 --nnodes=2 --no-python bash worker.sh 2>&1 | tee log.txt
+"""
+    run = tmp_path / "run.sh"
+    run.write_text(script, encoding="utf-8")
+    assert (job_of(run).parallelism.dp, job_of(run).model.n_layers) == (8, 4)

@@ -210,3 +210,15 @@ def test_sizes_of_a_fork_may_be_products_and_grouped_digits(tmp_path: Path) -> N
     config.write_text(JOB.format(flavor="1B"))
     model = to_job(read("torchtitan", str(config), HARDWARE), HARDWARE).model
     assert (model.hidden_sz, model.inter_sz, model.vocab_sz) == (2048, 5632, 128000)
+
+
+def test_a_comment_that_starts_a_job_makes_no_log_of_its_config(tmp_path: Path) -> None:
+    """A comment of a TOML with torchtitan.train in it; its keys of experts are those of a fork."""
+    config = tmp_path / "job.toml"
+    job = OF_FAMILY.format("deepseek_v3", "16B", "local_batch_size = 2")
+    config.write_text(
+        f"# torchrun --nproc_per_node=8 -m torchtitan.train --job.config-file job.toml\n{job}[llep]\nenabled = true\n"
+    )
+    found = to_job(read("auto", str(config), HARDWARE), HARDWARE)
+    assert found.model.n_layers == 27
+    assert any(note.startswith("approximated: llep.enabled") for note in found.notes)

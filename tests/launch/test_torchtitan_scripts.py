@@ -178,3 +178,15 @@ def test_a_flavor_of_a_fork_is_in_the_registry_that_the_config_lies_in(tmp_path,
     else:
         model = to_job(launch_file("torchtitan", str(path), sets), sets).model
         assert (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz) == (40, 3072, width, 128256)
+
+
+def test_a_config_whose_name_a_variable_completes(tmp_path):
+    script = '#!/bin/bash\nNAME=small\nCONFIG_FILE=${CONFIG_FILE:-"./train_configs/${NAME}.toml"}\n'
+    script += "srun torchrun --nnodes 2 --nproc_per_node 4 train.py --job.config_file ${CONFIG_FILE}\n"
+    (tmp_path / "run.sh").write_text(script)
+    with pytest.raises(ConfigError, match=r"reads \./train_configs/small\.toml, which was not found"):
+        launch_file("auto", str(tmp_path / "run.sh"), HARDWARE)
+    (tmp_path / "train_configs").mkdir()
+    (tmp_path / "train_configs" / "small.toml").write_text(MINIMAL)
+    alone = to_job(launch_file("auto", str(tmp_path / "train_configs" / "small.toml"), HARDWARE), HARDWARE)
+    assert to_job(launch_file("auto", str(tmp_path / "run.sh"), HARDWARE), HARDWARE).data == alone.data

@@ -170,3 +170,19 @@ def test_words_added_to_an_array_by_a_test_of_files_leave_those_before_them(tmp_
     job = read_of(tmp_path, f"{alone}{starts}")
     assert job.config["parallelism"]["dp"] == 8
     assert "dp" not in read_of(tmp_path, alone).config["parallelism"]
+
+
+@pytest.mark.parametrize(("more", "asked"), [("--load x", ""), ("--fp8-format hybrid", "--fp8-format")])
+def test_a_command_in_an_array_to_which_a_test_adds_words(tmp_path, more, asked):
+    """bash appends the words to the elements that are there, whatever the test decides: the program is known."""
+    script = f'CMD=({LAUNCH} --bf16)\nif [ -f x/latest ]; then CMD+=({more}); fi\n"${{CMD[@]}}"\n'
+    if asked:
+        assert problem_of(tmp_path, script).startswith(f"line 3: {asked}: $CMD depends on the test in line 3")
+    else:
+        assert precision(read_of(tmp_path, script)) == "bf16"
+
+
+def test_a_test_of_an_array_may_add_sharding_of_a_fork(tmp_path):
+    """MindSpeed's --layerzero shards every layer; what an array's element by name holds is not known."""
+    script = f'declare -A ON\nON["zero"]=true\nif ${{ON["zero"]}}; then P="--layerzero"; fi\n{LAUNCH} $P\n'
+    assert problem_of(tmp_path, script).startswith("line 4: --layerzero: $P depends on the test in line 4")

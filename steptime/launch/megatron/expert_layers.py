@@ -42,15 +42,20 @@ def expert_section(keys: JobKeys, ffn: int) -> dict[str, Any]:
         "score_function": keys.word("moe_router_score_function"),
         "pre_softmax": keys.on("moe_router_pre_softmax"),
         "expert_bias": keys.on("moe_router_enable_expert_bias"),
-        "load_balancing": _balancing(keys),
-        "z_loss": bool(keys.number("moe_z_loss_coeff")),
+        **trained_with(keys),
     }
     if str(keys.get("moe_router_score_function")) == "sqrtsoftplus":
         keys.approximate("moe_router_score_function", "counted as a sigmoid")
-    if (factor := keys.number("moe_expert_capacity_factor")) > 0:  # 0: none is dropped
-        moe |= {"capacity_factor": factor, "pad_to_capacity": keys.on("moe_pad_expert_input_to_capacity")}
     moe |= _shared(keys, width) | _groups(keys)
     return layers | {"moe": {key: value for key, value in moe.items() if value is not None}}
+
+
+def trained_with(keys: JobKeys) -> dict[str, Any]:
+    """How experts are trained, whatever sizes they have: losses of the router, and a capacity."""
+    found: dict[str, Any] = {"load_balancing": _balancing(keys), "z_loss": bool(keys.number("moe_z_loss_coeff"))}
+    if (factor := keys.number("moe_expert_capacity_factor")) > 0:  # 0: none is dropped
+        found |= {"capacity_factor": factor, "pad_to_capacity": keys.on("moe_pad_expert_input_to_capacity")}
+    return found
 
 
 def expert_degrees(keys: JobKeys, tp: int) -> dict[str, int]:

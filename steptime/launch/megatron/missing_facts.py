@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.launch.devices import states_devices, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.expert_layers import trained_with
 from steptime.launch.megatron.flags import SIZES
 from steptime.launch.megatron.model_section import TOKENIZERS, vocabulary
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import NO_OPTION, NOT_MODELED, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script
+from steptime.model.presets import load_model
 
 NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
 """Flags of forks that give the model by the name of a repository."""
-_TELLING = frozenset({"micro_batch_size", "global_batch_size", "hidden_size", "seq_length", "use_checkpoint_args"})
-_TELLING |= {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
-"""Flags of which a script of Megatron-LM has at least one."""
+_TELLING = frozenset({"global_batch_size", "hidden_size", "use_checkpoint_args", "tensor_model_parallel_size"})
+_TELLING |= {"pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
+"""Flags of which a script of Megatron-LM has at least one; --micro-batch-size and --seq-length are those of many programs."""
 
 _FIX = re.compile(r"pass script and arguments|\b\w+=\.\.\.")
 """A user's fix: one for missing values serves for devices of the same source too."""
@@ -27,10 +30,10 @@ _FIX = re.compile(r"pass script and arguments|\b\w+=\.\.\.")
 def _is_foreign(program: str) -> bool:
     """Whether a program's name is that of none of Megatron-LM's.
 
-    >>> [_is_foreign(name) for name in ("pretrain_gpt.py", "sft", "src/train_sft.py")]
-    [False, False, True]
+    >>> [_is_foreign(name) for name in ("pretrain_gpt.py", "sft", "src/train_sft.py", "own.sft_trainer")]
+    [False, False, True, True]
     """
-    return program.endswith(".py") and not re.search("pretrain_|megatron", program)
+    return "." in program and not re.search("pretrain_|megatron", program)
 
 
 def _blank(words: list[Word]) -> str:
@@ -69,9 +72,18 @@ def by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
     named = (keys.get(key) for key in (*NAMED, *more))
     preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
     if preset is not None and told(keys.sets, "model") is None:
-        keys.sets = {"model": preset, **(keys.sets or {})}
+        keys.sets = {"model": _as_trained(keys, preset), **(keys.sets or {})}
         keys.notes.append(f"model {preset}, from its name")
     return preset is not None
+
+
+def _as_trained(keys: JobKeys, preset: str) -> dict[str, Any]:
+    """A named model with what flags say of its training: losses of the router, a capacity, multi-token prediction."""
+    experts = load_model(preset).moe
+    more = {"moe": experts.model_dump(exclude_unset=True) | trained_with(keys)} if experts else dict[str, Any]()
+    if depths := keys.whole("mtp_num_layers", least=0):
+        more |= {"mtp": depths, "mtp_repeated": keys.on("mtp_use_repeated_layer")}
+    return {"preset": preset} | more
 
 
 def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:

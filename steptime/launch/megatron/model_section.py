@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from steptime.job.edit import read_model
@@ -138,8 +139,6 @@ def _dropout(keys: JobKeys) -> dict[str, Any]:
 
 def _positions(keys: JobKeys) -> dict[str, Any]:
     kind = "position_embedding_type"
-    if keys.on("use_rotary_position_embeddings"):
-        keys.put(kind, "rope", by=keys.name("use_rotary_position_embeddings"))
     rotary = keys.word(kind)
     if keys.get(kind) == "mrope":
         keys.leave_out(kind, "counted as rotary positions")
@@ -150,6 +149,8 @@ def _positions(keys: JobKeys) -> dict[str, Any]:
 
 _SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
 """Arguments with the SIZES by which a preset is recognized."""
+_OF_LOADED = {re.compile(r"(?i)qwen-?(?:1\.5|[23])"): "Qwen2Tokenizer", re.compile("(?i)llama-?3"): "LLama3Tokenizer"}
+"""Folders of checkpoints whose tokenizers count no special tokens, which --extra-vocab-size adds, and their type."""
 
 
 def vocabulary(keys: JobKeys) -> int | None:
@@ -170,9 +171,10 @@ def vocabulary(keys: JobKeys) -> int | None:
         called = ["/".join(keys.source.split("/")[-2:]), *(str(keys.get(key) or "") for key in _CALLED)]
         found = entries_of(kind, files, keys.nearby, " ".join(called))
         # Pai-Megatron-Patch megatron_patch/tokenizer/__init__.py: the tokenizer of the checkpoint's folder
-        for name in ("run.name", *(["load"] if keys.get("patch_tokenizer_type") else [])):
-            if not files and keys.get(name):
-                found = found or entries_of("", [str(keys.get(name))])
+        loaded = str(keys.get("load") or "") if keys.get("patch_tokenizer_type") else ""
+        for name in filter(None, [keys.get("run.name"), loaded] if not files else []):
+            base = next((base for words, base in _OF_LOADED.items() if name == loaded and words.search(loaded)), "")
+            found = found or (entries_of(base, []) if base else entries_of("", [str(name)]))
         if keys.tokenizer.isdecimal():
             found = found or (int(keys.tokenizer), "VOCAB_SIZE of the script")
         elif keys.tokenizer and not found and reads_pieces(kind):  # its file has a plain name
@@ -189,6 +191,14 @@ def vocabulary(keys: JobKeys) -> int | None:
         size, whose = found
         keys.notes.append(f"vocabulary not set, {whose} assumed: {size}")
     return size + sum(keys.whole(key, least=0) or 0 for key in ("extra_vocab_size", "vocab_extra_ids"))
+
+
+def has_own_vocabulary(keys: JobKeys) -> bool:
+    """Whether a file names a tokenizer whose entries neither it nor the user tells: that of a model may be another one."""
+    notes = [*keys.notes]
+    unknown = any(keys.get(key) for key in TOKENIZERS) and vocabulary(keys) is None
+    keys.notes = notes
+    return unknown and told(keys.sets, "model.vocab_sz") is None
 
 
 def _of_gpt2(keys: JobKeys, size: int, files: list[str]) -> int:

@@ -14,6 +14,8 @@ _FIRST_WITH_TE = "22.09"
 """NVIDIA TransformerEngine, README.rst: preinstalled in the PyTorch container on NGC in versions 22.09 and later."""
 _OFF_BY_DEFAULT = re.compile(r"'--use-mcore-models', action='store_true',\s*help='(?!DEPRECATED)", re.IGNORECASE)
 """A parser of core 0.3 to 0.7, whose models are the older ones unless the flag is given."""
+_DATED, _TE_BY_DEFAULT = re.compile(r"Megatron-LM-(2[34]\d{4})\b"), "240101"
+"""Pai-Megatron-Patch's folders of Megatron-LM by their dates; before core 0.5, without fused rotary embedding, in 2023."""
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 _SWITCH = {"moe_router_topk": 1, "moe_router_load_balancing_type": "sinkhorn"}
 """SwitchMLP of the older models (megatron/model/transformer.py), and up to core 0.4 of all (core/transformer/switch_mlp.py)."""
@@ -41,9 +43,10 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
     pretrain_gpt.py asks for it (its use_te).
     """
     if keys.nearby.text(_MINDSPEED) or _OF_MINDSPEED & {keys.name(key) for key in keys.values}:
-        keys.defaults |= {"use_legacy_models": ("--use-legacy-models", True)}
+        keys.defaults |= {"use_legacy_models": ("use_legacy_models", True)}
+        keys.defaults |= {"apply_rope_fusion": ("use_fused_rotary_pos_emb", False)}
         if "transformer_impl" in keys.defaults.keys() - keys.values.keys():
-            keys.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
+            keys.defaults |= {"transformer_impl": ("transformer_impl", "local")}
             keys.notes.append("Megatron's own layers: the default of --transformer-impl in MindSpeed-LLM")
         return
     path = PurePosixPath(script.program)
@@ -59,11 +62,18 @@ def put_own_layers(keys: JobKeys, script: Script) -> None:
         keys.defaults |= {"overlap_p2p_comm": ("overlap_p2p_communication", False)}
     if keys.on("use_legacy_models") or (parser and "--moe-router-topk" not in parser):
         keys.defaults |= {key: (key, value) for key, value in _SWITCH.items() if key in keys.defaults}
+    dated = "" if parser else next(iter(_DATED.findall(" ".join(script.variables.values()))), "")
+    dated = dated if dated < _TE_BY_DEFAULT else ""
+    if dated:
+        keys.defaults |= {"apply_rope_fusion": ("apply_rope_fusion", False)}
+        keys.defaults |= {} if asks else {"use_legacy_models": ("use_legacy_models", True)}
     if "transformer_impl" in keys.values or "transformer_impl" not in keys.defaults:
         return
     of_core = asks and "use_te" not in program
     if parser and not of_core and defaults_in(parser).get("transformer_impl") == "local":
         why = "the default of --transformer-impl in the arguments.py of the checkout"
+    elif dated and not of_core:
+        why = f"the default of --transformer-impl in Megatron-LM-{dated}"
     elif not parser and script.container and script.container < _FIRST_WITH_TE:
         why = f"the container pytorch:{script.container} has no TransformerEngine"
     else:

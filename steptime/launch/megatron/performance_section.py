@@ -17,6 +17,7 @@ _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
 _OF_LATENTS = frozenset({"mla_up_proj"})
 _FUSED_CAPABILITY = 8.0
+_OF_CORE = {"use_mcore_models", "deprecated_use_mcore_models", "bias_swiglu_fusion"}
 OLDER = ("megatron-2021", "megatron-deepspeed")
 """Software whose kernels and experts are not Megatron-Core's."""
 MODULES = _MODULES | _OF_EXPERTS | _OF_LATENTS
@@ -31,12 +32,10 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
     section |= _precision(keys) | _recompute(keys) | _offload(keys) | _states(keys) | _cpu_offload(keys)
     fused = keys.on("gradient_accumulation_fusion")
     if software.partition("@")[0] in OLDER:
-        if keys.on("use_flash_attn"):
-            section["attention_impl"] = "flash"
-        for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):
-            section[key] = "fused" if keys.on(argument) else "composite"
-        # it accumulates in fp32 only (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
-        return section | {"grad_accumulation_fusion": fused and section["main_grad_dtype"] == "fp32"}
+        # it accumulates in fp32 only (NVIDIA/Megatron-LM@00129014 megatron/arguments.py), in Megatron-DeepSpeed not at all
+        # (deepspeedai/Megatron-DeepSpeed megatron/core/tensor_parallel/layers.py: "temporary commented")
+        fused = fused and section["main_grad_dtype"] == "fp32" and not keys.on("deepspeed")
+        return section | _older_kernels(keys) | {"grad_accumulation_fusion": fused}
     section |= {"grad_accumulation_fusion": fused} | _kernels(keys) | expert_performance(keys, section["precision"])
     return section | {"overlap": _overlap(keys, layout, section)}
 
@@ -181,6 +180,19 @@ def _cpu_offload(keys: JobKeys) -> dict[str, Any]:
     return {"cpu_offload": found}
 
 
+def _older_kernels(keys: JobKeys) -> dict[str, Any]:
+    """Kernels of the models before Megatron-Core's: SwiGLU is torch's SiLU and product, rotary embedding kernel by kernel.
+
+    Source: deepspeedai/Megatron-DeepSpeed megatron/model/transformer.py, ParallelMLP, rotary_pos_embedding.py.
+    """
+    found: dict[str, Any] = {"attention_impl": "flash"} if keys.on("use_flash_attn") else {}
+    found["softmax_impl"] = "fused" if keys.on("masked_softmax_fusion") else "composite"
+    found["activation_impl"] = "fused" if keys.on("bias_gelu_fusion") and not keys.on("swiglu") else "composite"
+    if keys.get("position_embedding_type") in ("rope", "rotary"):
+        found["rope_impl"] = "own_tables"
+    return found
+
+
 def _kernels(keys: JobKeys) -> dict[str, Any]:
     section = _attention(keys)
     if section["attention_impl"] == "unfused":
@@ -262,8 +274,9 @@ def _activation_is_fused(keys: JobKeys) -> bool:
         return True
     if keys.get("bias_activation_fusion") is not None:
         return keys.on("bias_activation_fusion")
-    if keys.on("swiglu"):
-        return keys.on("bias_swiglu_fusion")
+    if keys.on("swiglu"):  # by default not in the older models (legacy/model/transformer.py, ParallelMLP)
+        older = keys.on("use_legacy_models") and not _OF_CORE & keys.values.keys()
+        return keys.on("bias_swiglu_fusion") and not older
     return keys.on("bias_gelu_fusion") and keys.on("add_bias_linear")
 
 

@@ -17,7 +17,7 @@ from steptime.launch.devices import SET_DEVICES, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, read_keys
 from steptime.launch.megatron.expert_layers import has_experts
-from steptime.launch.megatron.model_section import data_section, model_section
+from steptime.launch.megatron.model_section import data_section, has_own_vocabulary, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
 from steptime.launch.megatron.releases import plain
@@ -129,6 +129,8 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
         ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.
     """
     _of_model(keys)
+    if keys.on("use_rotary_position_embeddings"):
+        keys.put("position_embedding_type", "rope", by=keys.name("use_rotary_position_embeddings"))
     if keys.on("use_torch_fsdp2") and software.partition("@")[0] in _OF_CORE:
         software = "megatron-core-fsdp2"
     if software.partition("@")[0] in OLDER and has_experts(keys):
@@ -139,6 +141,9 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     model = told(keys.sets, "model")
     if model is None:
         model = model_section(keys)
+    elif isinstance(model, str) and has_own_vocabulary(keys):
+        fix = "else add --set model.vocab_sz=N"
+        keys.notes.append(f"vocabulary not set, that of {model} assumed: the file's own tokenizer is not known; {fix}")
     if adapters := _adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):
         model = ({"preset": model} if isinstance(model, str) else model) | {"lora": adapters}
     data = data_section(keys, layout.get("dp"))

@@ -19,6 +19,8 @@ from steptime.launch.reading import OTHER_MODEL, Reading
 _APEX = "distributed_fused_adam"
 _PARTS = ("preprocessor", "encoder", "decoder", "generator", "unet", "mm_cfg", "language_model")
 """Sections of NeMo 1's models of speech, images, translation and classification; a GPT has its sizes in the model itself."""
+_GRIFFIN = "megatron_griffin"
+"""The name of a whole config of examples/nlp/language_modeling/megatron_griffin_pretraining.py."""
 _CONVERTED = {"model.mcore_gpt": True, "model.transformer_engine": True}
 """Of a checkpoint that NeMo's converters write (examples/nlp/language_modeling/conf/megatron_llama_config.yaml since 1.22)."""
 
@@ -30,6 +32,8 @@ def read_one(config: NemoConfig) -> Reading:
         ConfigError: it is of a model with other parts than a GPT's.
     """
     path, tree, devices, sets, *_ = config
+    if tree.get("name") == _GRIFFIN:
+        raise ConfigError(f"{path}: name {_GRIFFIN}: recurrent layers, {OTHER_MODEL}; not modeled")
     if part := next((part for part in _PARTS if isinstance(tree["model"].get(part), dict)), ""):
         raise ConfigError(f"{path}: model.{part}: {OTHER_MODEL}; not modeled")
     tree = resolve(tree, config.variables)

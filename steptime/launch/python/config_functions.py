@@ -21,7 +21,7 @@ from steptime.launch.python import config_values as values
 from steptime.launch.python.config_values import CLASS, Computed, computed, dotted, failed
 from steptime.launch.python.loops import rounds
 from steptime.launch.python.module_names import DEEPEST, PythonModule
-from steptime.launch.python.operators import MOST_ITEMS, key_text, operated
+from steptime.launch.python.operators import MOST_ITEMS, bounded, key_text, operated
 
 CALLED = "_called_"
 """The key under which a config lists the calls that it is given to and that are not followed."""
@@ -63,7 +63,7 @@ def read_function(
     tree = owner.call(function, 0)
     if not isinstance(tree, dict) or CLASS not in tree:
         raise ConfigError(f"{path}:{function.lineno}: {name} does not return a config that can be read")
-    return function.name, tree
+    return function.name, bounded(tree)
 
 
 class _FunctionReader(PythonModule):

@@ -6,7 +6,7 @@ import ast
 import operator
 from typing import Any
 
-from steptime.launch.python.config_values import CLASS
+from steptime.launch.python.config_values import CLASS, Computed
 
 _OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -26,6 +26,8 @@ def operated(node: ast.expr, parts: list[Any]) -> Any:
         KeyError: an operator that is not read.
         ValueError: a value larger than any job's.
     """
+    if isinstance(node, ast.Compare | ast.Subscript) and any(map(_is_deep, parts)):
+        raise ValueError
     if isinstance(node, ast.Subscript) or any(isinstance(part, dict) for part in parts):
         return _of_mapping(node, parts)
     sized = (part for part in parts if isinstance(part, int | str | list))
@@ -67,9 +69,31 @@ def _of_mapping(node: ast.expr, parts: list[Any]) -> Any:
     return items[key]
 
 
+def bounded(value: Any) -> Any:
+    """A config without lists that hold themselves, or more than `MOST_ITEMS` with the lists in them: `Computed`.
+
+    Raises:
+        RecursionError: a config that holds itself.
+    """
+    if isinstance(value, dict):
+        return {key: bounded(item) for key, item in value.items()}
+    rest, seen = ([value], 0) if isinstance(value, list) else ([], 0)
+    while rest and seen <= MOST_ITEMS:
+        items = rest.pop()
+        seen += len(items)
+        rest += [item for item in items if isinstance(item, list)]
+    return Computed(0, "a list longer than any job's") if rest else value
+
+
 def key_text(key: Any) -> str:
     """A key of a mapping as text; a tuple of known values is a list."""
     return str([*key] if isinstance(key, tuple) else key)
+
+
+def _is_deep(part: Any) -> bool:
+    """Whether lists are more than two deep; comparing such, which may share their items, has no bound."""
+    inner = [item for item in part if isinstance(item, list)] if isinstance(part, list) else []
+    return any(isinstance(item, list) for items in inner for item in items)
 
 
 def _is_repeated(parts: list[Any]) -> bool:
@@ -77,6 +101,5 @@ def _is_repeated(parts: list[Any]) -> bool:
     lists = [part for part in parts if isinstance(part, list)]
     times = [part for part in parts if type(part) is int]
     inner = [item for part in lists for item in part if isinstance(item, list)]
-    nested = any(isinstance(item, list) for part in inner for item in part)
     sizes = [len(part) for part in (*lists, *inner)]
-    return len(lists) == len(times) == 1 and not nested and sum(sizes) * times[0] <= MOST_ITEMS
+    return len(lists) == len(times) == 1 and not any(map(_is_deep, lists)) and sum(sizes) * times[0] <= MOST_ITEMS

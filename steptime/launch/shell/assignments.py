@@ -122,7 +122,10 @@ def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
 
 
 def write_file(expand: Expander, node: Simple, nearby: NearbyFiles) -> None:
-    """`cat > FILE <<EOF`, `sed s/A/B/ TEMPLATE > FILE`: a script, or a config where every value in its text is known."""
+    """`cat > FILE <<EOF`, `sed s/A/B/ TEMPLATE > FILE`: a script, or a config where every value in its text is known.
+
+    `echo "$SCRIPT" > FILE` writes a text of several lines; a line may be the first of those that are added later.
+    """
     text = expand.text(quoted(node.body), node.line) if node.body is not None else _filled_in(expand, node, nearby)
     if text is None or node.to is None:
         return
@@ -135,6 +138,8 @@ def write_file(expand: Expander, node: Simple, nearby: NearbyFiles) -> None:
 def _filled_in(expand: Expander, node: Simple, nearby: NearbyFiles) -> str | None:
     """A template with each word that sed replaces; None where it is not found, or sed does anything else."""
     words = [expand.text(word.text, node.line) for word in node.words[1:] if word.text not in {"-e", "-E", "-r"}]
+    if node.words[0].text == "echo":
+        return written if "\n" in (written := " ".join(words)) else None
     replaced = [found for word in words if (found := re.fullmatch(r"s([/#|,])(\w+)\1(.*)\1g?", word, re.DOTALL))]
     files = [word for word in words if not re.match(r"s([/#|,]).*\1", word)]
     if len(files) != 1 or len(replaced) != len(words) - 1 or (text := nearby.text(files[0])) is None:

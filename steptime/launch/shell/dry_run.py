@@ -30,7 +30,7 @@ def script_of(words: list[Value]) -> tuple[list[Value], list[Value]]:
     [['mpirun', '-np', '8'], ['train.sh', '7B']]
     """
     first, at = words[0].text, 0
-    if first in {"srun", "mpirun", "mpiexec"}:
+    if first in {"srun", "mpirun", "mpiexec"} or any(word.text in {"--no-python", "--no_python"} for word in words):
         at = next((i for i, word in enumerate(words) if i and word.text.endswith(_SCRIPTS)), 0)
         before = words[at - 1].text
         if not at or (before.startswith("-") and "=" not in before):

@@ -48,7 +48,7 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
                 scope.clear(value.text, node.line)
     elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
         read_names(walk.expand, node, [word.text for word in rest])
-    elif first in {"cat", "sed"} and node.to is not None:
+    elif first in {"cat", "sed", "echo"} and node.to is not None:
         write_file(walk.expand, node, walk.nearby)
     elif first == "printf" and len(rest) > 2 and rest[0].text == "-v":
         _printf(walk, [value.text for value in rest[1:]], node.line)

@@ -20,7 +20,7 @@ from steptime.base.words import counted
 from steptime.launch.devices import LAUNCHED, OF_EXAMPLE, SET_DEVICES, is_default, taken
 from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.shell.dry_run import DryRun
-from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.flag_variables import flags_in, unknown_flags, word_of
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import COUNTS, Size, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Value, clean
@@ -88,10 +88,6 @@ USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
 """Variables that every environment has, and those of the user's settings."""
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
-_HOLDS_FLAGS = re.compile(r"^(?!.*(?:DISTRIB|TORCH|LAUNCH|NSYS|PROFIL)).*(?:ARGS|OPTIONS|OPTS|FLAGS)$", re.IGNORECASE)
-"""Names of variables that hold flags of a program, and not of what starts it."""
-_OF_LAUNCHER = re.compile(r"--(?:nproc|ntasks)[-_]per[-_]node\b|--node[-_]rank\b")
-"""Options of torchrun and srun."""
 
 
 def read_script(text: str, name: str, env: dict[str, str] | None = None, nearby: NearbyFiles | None = None) -> Script:
@@ -156,7 +152,7 @@ def _read(
     walk.script(parse_shell(text, name))
     launch, problems = the_launch(walk, name, env.get(LINE, ""))
     if launch is not None and UNKNOWN.fullmatch(launch.program):
-        shown = _word(launch.command.words[launch.at], walk.scope)
+        shown = word_of(launch.command.words[launch.at], walk.scope)
         why = shown.unresolved[0].told("write the program into the script")
         problems.append(f"{name}: line {launch.command.line} launches {shown.text}: {why}")
     notes = walk.told
@@ -185,10 +181,10 @@ def _read(
 
 def _of_fragments(nothing: Script, walk: DryRun, name: str) -> Script | None:
     """A script without a launch command whose variables hold flags, with the processes of torchrun's among them."""
-    fragments, starts = _fragments(walk.scope, name)
+    fragments, starts = flags_in(walk.scope, name)
     if not fragments:
         return None
-    if unknown := _unknown_flags(walk.scope):
+    if unknown := unknown_flags(walk.scope):
         return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
     size = size_of([Word("torchrun", 1), *starts], ["torchrun"], {})
     found = nothing._replace(arguments=fragments, problems=[])
@@ -200,7 +196,7 @@ def _of_fragments(nothing: Script, walk: DryRun, name: str) -> Script | None:
 
 def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     """A script with its launch command."""
-    words = [_word(value, scope) for value in launch.command.words]
+    words = [word_of(value, scope) for value in launch.command.words]
     values = {key: said[0].text for key, said in launch.command.values.items() if said and key not in scope.arrays}
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
@@ -269,32 +265,3 @@ def _gpu(headers: list[tuple[str, str]]) -> str:
     options = {asked: ("gpus-per-node", "gpus", "gpus-per-task", "gres"), constraint: ("constraint", "C")}
     said = (re.fullmatch(pattern, value) for pattern in options for name, value in headers if name in options[pattern])
     return next((found[1] for found in said if found), "")
-
-
-def _fragments(scope: Scope, name: str) -> tuple[list[Word], list[Word]]:
-    """The flags in variables, without variables that another one contains, and those of torchrun; none without training flags."""
-    expand = Expander(scope, name)
-    held = [(key, values) for key, values in scope.values.items() if key not in scope.outside]
-    texts = [" ".join(value.text for value in values).strip() for _, values in held]
-    words: list[Word] = []
-    starts: list[Word] = []
-    for text, (key, values) in zip(texts, held, strict=True):
-        again = any(text in other and text != other for other in texts)
-        if values and not again and text.startswith("--"):
-            fields = expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
-            (starts if _OF_LAUNCHER.search(text) else words).extend(_word(value, scope) for value in fields)
-    flags = {word.text.replace("_", "-") for word in words}
-    return (words, starts) if "--num-layers" in flags else ([], [])
-
-
-def _unknown_flags(scope: Scope) -> str:
-    """The first variable that holds flags by its name and has no known value, with the reason; "" where there is none."""
-    for key, values in scope.values.items():
-        reasons = scope.reasons_of(values[0].text) if len(values) == 1 and key not in scope.outside else []
-        if reasons and _HOLDS_FLAGS.search(key) and scope.shown(values[0].text).startswith("$"):
-            return reasons[0].cause.told("put the flags in a file (args.txt)")
-    return ""
-
-
-def _word(value: Value, scope: Scope) -> Word:
-    return Word(scope.shown(value.text), value.line, tuple(reason.cause for reason in scope.reasons_of(value.text)))

@@ -100,7 +100,7 @@ def _read(
         return tree, named.over, named.devices, None, named.notes
     if file.endswith(".py"):
         return _function(file, text, function, nearby), {}, None, None, ()
-    if _is_log(text):
+    if not file.endswith(".toml") and _is_log(text):
         text = "\n".join(plain_lines(text))
         return _printed(path, text), {}, _devices(text), from_log(path, text), ()
     return _toml(path, text), {}, None, None, ()

@@ -62,10 +62,11 @@ def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles) -> 
     text = re.sub(r'"?\$@"?', lambda _: " ".join(words), text)
     named, function = _TOML.search(text), _FUNCTION.search(text) or _STARTED.search(text)
     inside = nearby.needed(named[1], f"{path}: reads") if named is not None else ""
-    if named is None and function is None and _RUNS.search(text) and "[titan]" not in text:
+    in_variable = re.search(r"--job\.config[-_]file[= ][\"']?\$", text)  # CONFIG_FILE="./train_configs/${NAME}.toml"
+    if named is None and function is None and not in_variable and _RUNS.search(text) and "[titan]" not in text:
         fix = f"give script and arguments in one string: '{path.rpartition('/')[2]} --job.config_file JOB.toml'"
         raise ConfigError(f"{path}: names no config; {fix}")
-    if named is None and function is None:
+    if named is None and function is None and not in_variable:
         return None
     if _STARTED.search(text) and nearby.text("run_train.sh") is None:
         nearby.written["run_train.sh"] = _RUN_TRAIN
@@ -74,7 +75,8 @@ def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles) -> 
     over = dict(_switched(key, value) for key, value in said.items() if "." in key)
     if named is not None:
         return Named(named[1], inside, "", over, script.devices, tuple(script.notes))
-    if (file := said.get("job.config_file")) is not None:  # that run_train.sh takes by default
+    file = said.get("job.config_file", said.get("job.config-file"))
+    if file is not None:  # that run_train.sh takes by default, or that a variable names
         return Named(file, nearby.needed(file, f"{path}: reads"), "", over, script.devices, tuple(script.notes))
     return _of_module(path, nearby, said, over, script.devices)._replace(notes=tuple(script.notes))
 

@@ -16,7 +16,7 @@ from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
 from steptime.launch.shell.training_command import SUBCOMMANDS
 
-BY_README = "{} read, with which the README or script of this recipe starts it; for another add --with FILE"
+BY_README = "{} read, with which the README, script or comment of this recipe starts it; for another add --with FILE"
 """The note on a config of accelerate that a recipe does not name."""
 
 

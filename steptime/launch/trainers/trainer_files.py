@@ -14,9 +14,9 @@ from steptime.base.document import parse_mapping
 from steptime.launch.devices import SET_DEVICES, of_a_run, taken, written
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
-from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
+from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
 from steptime.launch.nearby_files import NearbyFiles, read_nearby
-from steptime.launch.python.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
+from steptime.launch.python.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program
 from steptime.launch.python.program_setup import of_preferences, other_training
 from steptime.launch.python.program_values import defaults_in, file_of
 from steptime.launch.shell.processes import flags_of, split_words
@@ -24,60 +24,6 @@ from steptime.launch.shell.script import Script, read_script, variables_of
 from steptime.launch.trainers import config_sections as sections
 from steptime.launch.trainers.adapters import switch_of
 from steptime.launch.trainers.trl_defaults import of_trl
-
-
-def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
-    """Keys with a switch no_X as X, where the trainer has only X; and what a key implies where nothing else is said."""
-    found: dict[str, Any] = {}
-    unsaid = (
-        {} if said.get("fp16") else {key: value for key, (_, value) in table.defaults.items()}
-    )  # "auto" gives way to fp16
-    for name, others in (table.raw.get("superseded") or {}).items():
-        if any(said.get(other, unsaid.get(other)) for other in others):
-            said = {key: value for key, value in said.items() if key != name}
-    for by, more in (table.raw.get("implied") or {}).items():
-        said = more | said if by in said else said
-    for name, value in said.items():
-        switch = name.removeprefix("no_")
-        unlisted = switch != name and rule_of(spelled(name, table), table) is None
-        known = unlisted and spelled(switch, table) in table.rules and str(value).lower() in {"true", "false"}
-        found |= {switch: str(value).lower() == "false"} if known else {name: value}
-    return found
-
-
-_DIVIDED = re.compile(r"\b(?:train_)?batch_size\s*//")
-
-
-def renamed_with(given: list[GivenKey], table: KeyTable, code: str = "") -> list[GivenKey]:
-    """Names in custom programs, which a table reads only together with another key, and where nothing else sets the same.
-
-    A batch that the program's code divides is that of all devices; what it passes on is under the key that it passes it to.
-    """
-    given = passed_on(given, code)
-    if _DIVIDED.search(code):
-        whole = {"batch_size", "train_batch_size"}
-        given = [item._replace(key="global_batch_size") if item.name in whole else item for item in given]
-    for by, names in (table.raw.get("renamed_with") or {}).items():
-        known = {item.key for item in given}
-        new = {name: key for name, key in names.items() if by in known and key not in known}
-        given = [
-            item if item.key == "global_batch_size" else item._replace(key=new.get(item.name, item.key))
-            for item in given
-        ]
-    return given
-
-
-def defaults_with(given: list[GivenKey], table: KeyTable, where: str = "defaults_with") -> dict[str, Any]:
-    """Defaults with a key of the file: any, of a section (fsdp_config.), of a value (type=mistral), or without another (a!b)."""
-    found: dict[str, Any] = {}
-    keys = {item.key for item in given}
-    for told, more in (table.raw.get(where) or {}).items():
-        name, _, without = told.partition("!")
-        name, _, value = name.partition("=")
-        for item in given if without not in keys else ():
-            named = item.name.startswith(name) if name.endswith(".") else item.key == name
-            found |= more if named and (not value or str(item.value) == value) else {}
-    return found
 
 
 class Said(NamedTuple):
@@ -184,7 +130,8 @@ def _of_recipes(
         return None
     if name := started.get("config_file"):
         nearby.needed(str(name), f"{path}: is started with")
-    names = [started.get("config_file")] if started else table.raw.get("recipes_with") or []
+    usual = "recipes_fsdp" if re.search(r"(?m)^#.*\bwith FSDP", nearby.text(path) or "") else "recipes_with"
+    names = [started.get("config_file")] if started else table.raw.get(usual) or []
     return next((found for name in names if name and (found := nearby.path(str(name)))), None)
 
 
@@ -213,9 +160,10 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
         devices = sections.devices_of(script, table, said, unclear)
         file = file_of(script.program, nearby) if "own_methods" in table.raw else script.program
         name = file.rpartition("/")[2]
+        if kind := of_preferences(next((word.text for word in script.arguments[:1] if word.text.isalnum()), "")):
+            raise ConfigError(f"{path}: runs {script.program} {script.arguments[0].text}: {kind} is not modeled")
         code = (nearby.text(file) or "") if name.endswith(".py") else ""
-        notes = (*script.launched(), *script.notes)
-        return Said(said, devices, unclear, name, defaults_in(code), notes, code)
+        return Said(said, devices, unclear, name, defaults_in(code), (*script.launched(), *script.notes), code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], nearby), text)
     tree = sections.of_section(parse_mapping(text, path, repeats=True), table)
     tree = resolve(tree, env | variables_of(nearby))

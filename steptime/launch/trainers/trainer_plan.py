@@ -24,8 +24,9 @@ from steptime.launch.python.program_setup import set_up_in
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.trainers.adapters import put_adapters, switched
 from steptime.launch.trainers.figures import Figures, size_of
+from steptime.launch.trainers.key_spellings import defaults_with, plainly, renamed_with
 from steptime.launch.trainers.olmo_core import program_of
-from steptime.launch.trainers.trainer_files import Said, defaults_with, own_defaults, plainly, renamed_with, said_in
+from steptime.launch.trainers.trainer_files import Said, own_defaults, said_in
 from steptime.launch.trainers.trainer_kernels import kind_of_model, put_kernels, put_model_kernels
 from steptime.launch.trainers.trainer_sharding import put_bf16_optimizer, put_fsdp, put_uneven_stages, put_zero
 from steptime.launch.trainers.trl_defaults import of_unknown_trl
@@ -132,8 +133,8 @@ class _Plan(Figures):
         if width := self.mlp_width(config["model"]):
             config["model"]["inter_sz"] = width
         self._model()
-        if config["model"] and kind_of_model(config["model"])[1] and keys.get("num_experts") is None:
-            keys.put("num_experts", "several", by="the model")
+        if "num_experts" in keys.table.rules and keys.get("num_experts") in (None, 1, "1"):
+            keys.put("num_experts", "several" if config["model"] and kind_of_model(config["model"])[1] else None)
         put_model_kernels(self, config)
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))
