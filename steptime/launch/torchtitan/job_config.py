@@ -173,9 +173,8 @@ def as_toml(tree: Tree) -> Tree:
     if isinstance(spec, dict):
         spec = {"flavor": (spec.get("_args_") or [None])[0], **spec}
         tree["model"] = {key: spec[key] for key in _SPEC if spec.get(key) is not None}
-        inside = spec.get(
-            "model"
-        )  # what statements set in it (model_spec.model.layer.attention.attn_backend = ...), by the last name
+        # what statements set in it (model_spec.model.layer.attention.attn_backend = ...), by the last name
+        inside = spec.get("model")
         set_in = inside if isinstance(inside, dict) and CLASS not in inside else {}
         tree["model"] |= {name.rpartition(".")[2]: value for name, value in flatten(set_in).items()}
         if spec.get("moe_comm_backend") is not None:

@@ -147,9 +147,8 @@ def toml(job: Job) -> str:
     table, config = load_table("torchtitan"), job.to_config()
     said = unusual(plain_keys(config, table) | _keys(job, table), table)
     left_out = _LEFT_OUT if hides_tp(config) else {*_LEFT_OUT, ASYNC_TP}
-    if (
-        hides_tp(config) and stated(job, "performance.recompute_stops_early") is None
-    ):  # a graph recomputes what it needs
+    # a graph recomputes what it needs
+    if hides_tp(config) and stated(job, "performance.recompute_stops_early") is None:
         left_out = {*left_out, "activation_checkpoint.early_stop"}
     said = {key: value for key, value in said.items() if key not in left_out and not key.startswith("quantize.")}
     # said even where they are the defaults: which model is trained is not left to them
