@@ -96,10 +96,10 @@ class ZeroExtras(NamedTuple):
         return [name for name, on in named.items() if on]
 
 
-def put_deepspeed_config(keys: JobKeys, nearby: NearbyFiles | None) -> ZeroExtras:
+def put_deepspeed_config(keys: JobKeys) -> ZeroExtras:
     """The ds_config of another trainer's job, if it lies next to its file: it overrides flags of the same meaning."""
     name = keys.get("deepspeed_config")
-    text = nearby.text(str(name)) if nearby and name else None
+    text = keys.nearby.text(str(name)) if name else None
     if text is None or not keys.on("deepspeed"):
         return ZeroExtras({}, {})
     table = load_table("deepspeed")

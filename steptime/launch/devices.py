@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.hardware.machine import Machine
@@ -130,22 +130,15 @@ def written(file: str, text: str) -> tuple[int | None, list[str]]:
     return (found[by], [taken(found[by] or 0, by)]) if by else (None, [])
 
 
-def is_spread(note: str, devices: int, on_node: int) -> bool:
-    """Whether a note says that the file starts its processes on more nodes than they take on the chosen machine.
-
-    >>> [is_spread("launched on 4 nodes with 1 process each", 4, on_node) for on_node in (8, 1)]
-    [True, False]
-    """
-    found = re.match(r"launched on ([\d,]+) nodes? with", note)
-    return found is not None and int(found[1].replace(",", "")) > -(-devices // on_node)
-
-
 def is_told_first(note: str, devices: int, on_node: int) -> bool:
     """Whether the report prints a note on what a launch file leaves open below its first lines."""
     if re.match(r"vocabulary not set, (?:that of|.*\(GPT2BPETokenizer\))|approximated: --use-checkpoint-args", note):
         return True  # that tokenizer may read files of another, and the checkpoint may be of another model
-    begun = note.startswith((NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, OF_OPTIONS))
-    return begun or FIRST_OF_SEVERAL in note or is_spread(note, devices, on_node)
+    if (
+        nodes := re.match(r"launched on ([\d,]+) nodes? with", note)
+    ) is not None:  # on more than the processes take there
+        return int(nodes[1].replace(",", "")) > -(-devices // on_node)
+    return note.startswith((NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, OF_OPTIONS)) or FIRST_OF_SEVERAL in note
 
 
 def still_true(notes: Iterable[str], sets: Sets) -> list[str]:
@@ -158,27 +151,17 @@ def is_default(note: str) -> bool:
     return note.startswith(NOT_STATED)
 
 
-class _Read(Protocol):
-    """What is read of a launch file: its devices, and the notes on it."""
-
-    @property
-    def devices(self) -> int | None: ...
-    @property
-    def notes(self) -> Sequence[str]: ...
+def stated(devices: int | None, notes: Iterable[str], sets: Sets) -> int | None:
+    """The devices that a launch file with these notes gives, but for a default where the user tells the number."""
+    return None if states_devices(sets) and any(map(is_default, notes)) else devices
 
 
-def stated(found: _Read, sets: Sets) -> int | None:
-    """The devices that a launch file gives, but for a default where the user tells the number."""
-    default = any(map(is_default, found.notes))
-    return None if default and states_devices(sets) else found.devices
-
-
-def of_script(keys: JobKeys, found: _Read) -> int | None:
+def of_script(keys: JobKeys, devices: int | None, notes: Iterable[str]) -> int | None:
     """The devices of a Megatron script, but for a default where a ds_config's batch sizes tell dp.
 
     A number in variables of the script that does not divide the batch is asked for.
     """
-    devices = stated(found, keys.sets)
+    devices = stated(devices, notes, keys.sets)
     note = next(filter(is_default, keys.notes), "")
     if devices is None or not note:
         return devices

@@ -31,8 +31,6 @@ _NO_NAME = re.compile(
     re.IGNORECASE,
 )
 """Folders inside the one with the model's name."""
-
-
 _FOLDER = re.compile(r"^hf[-_]|[-_](?:hf|models?|weights|checkpoints)(?=[-_]|$)", re.IGNORECASE)
 """What folders of a family of models have in their names beside the family's."""
 
@@ -58,8 +56,6 @@ _OTHER = re.compile(
     r"(?:^|-)(?:vl\d*|vlm|llava|internvl[\d.]*|paligemma2?|idefics\d?|pixtral|mllama|minicpm-v|vision|omni|audio|whisper|"
     r"moondream\d?|molmo|smolvlm\d?|glm-4(?:\.\d)?v)(?:-|$)"
 )
-
-
 _FAMILY = re.compile(r"^(bloom|mpt|gpt-?j|jamba|mamba2?)z?(?=[-\d]|$)")
 
 

@@ -106,9 +106,8 @@ class NearbyFiles:
         around = [text for text in texts.values() if part and part.search(text)]
         own = {key for text in around for key in re.findall(r"^(\w+):", text, re.MULTILINE)} - {"defaults", "hydra"}
         # other whole configs that it composes; those of a section have an @ or a word before them
-        also = {name for text in around for name in re.findall(r"^\s*- (\w+)\s*(?:#.*)?$", text, re.MULTILINE)} - {
-            "_self_"
-        }
+        composed = re.compile(r"^\s*- (\w+)\s*(?:#.*)?$", re.MULTILINE)
+        also = {name for text in around for name in composed.findall(text)} - {"_self_"}
         if len(reads) != 1 or own or also - {reads[0].stem}:
             return None
         if re.search(r"\bLoRA\(", NearbyFiles(folder).text("train.py") or "") and "peft" not in texts[reads[0]]:

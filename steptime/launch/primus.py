@@ -19,14 +19,14 @@ from steptime.base.config import ConfigError, near, show
 from steptime.base.document import parse, parse_mapping
 from steptime.job.edit import put
 from steptime.launch.devices import stated, still_true, told
-from steptime.launch.keys import flatten, is_costly, load_table, speaks_of_cost
+from steptime.launch.keys import flatten, is_costly, load_table, speaks_of_cost, table_file
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import Env, Reading, Sets
 from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import read_script
-from steptime.launch.torchtitan.flavors import models
+from steptime.launch.torchtitan.flavors import MODELS
 from steptime.launch.torchtitan.job_config import read_torchtitan
 from steptime.launch.trainers.trainer_plan import read_trainer
 
@@ -64,7 +64,9 @@ def read_over_torchtitan(
     if model is not None or "name" not in said:
         shown = {key: value for key, value in shown.items() if key not in _NAMED}
     tree["model"] = shown | {"converters": _of_torchtitan(said.get("converters") or [])}
-    return read_torchtitan(path, _toml(tree), env, ({} if model is None else {"model": model}) | dict(sets or {}))
+    plain = {key: value for key, value in flatten(tree).items() if value is not None and value != {}}
+    sets = ({} if model is None else {"model": model}) | dict(sets or {})
+    return read_torchtitan(path, "", env, sets, tree=plain)
 
 
 def _titan_model(
@@ -109,24 +111,8 @@ def _classic(said: Mapping[str, Any], turbo: Mapping[str, Any], table: Mapping[s
     classic = table["classic_attention"].get(str(said.get("flavor")))
     switched = turbo.get("enable_primus_turbo") and turbo.get("use_classic_attention")
     if classic and switched and said.get("name") == "deepseek_v3":
-        return dict(models()["deepseek_v3"][said["flavor"]]) | classic | {"attention": {"kind": "gqa"}}
+        return dict(table_file(MODELS)["deepseek_v3"][said["flavor"]]) | classic | {"attention": {"kind": "gqa"}}
     return None
-
-
-def _toml(tree: Mapping[str, Any]) -> str:
-    """A tree as TOML, whose scalars and lists are JSON's; what has no value is left out."""
-    return "".join(_lines(tree, ""))
-
-
-def _lines(tree: Mapping[str, Any], above: str) -> list[str]:
-    found = []
-    for key, value in tree.items():
-        dotted = above + json.dumps(str(key))
-        if isinstance(value, dict):
-            found += _lines(value, f"{dotted}.")
-        elif value is not None:
-            found.append(f"{dotted} = {json.dumps(value)}\n")
-    return found
 
 
 _STARTED = dict.fromkeys(
@@ -159,7 +145,7 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
     for key, value in said.items():
         plain = isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value)
         put(tree, f"modules.pre_trainer.overrides.{key}", parse(value, path) if plain else value)
-    devices = stated(script, sets)
+    devices = stated(script.devices, script.notes, sets)
     reading = _of_tree(path, tree, {**env, "WORLD_SIZE": str(devices)} if devices else env, sets, nearby, devices)
     notes = still_true([*script.launched(), *script.notes], sets)
     return reading._replace(config=reading.config | {"notes": [*notes, *reading.config.get("notes", [])]})

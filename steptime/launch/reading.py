@@ -28,8 +28,6 @@ MACHINE_UNKNOWN = "machine unknown; add --set hardware.node_type=NAME (3dtrn mac
 """End of the line about a file whose machine nothing names."""
 OTHER_MODEL = "another kind of model"
 """Marks the note of a flag that names an unsupported model: then nothing else of its file is reported."""
-
-
 NO_OPTION = "not an option of"
 """First words of the note for a key that the framework does not have, a reason specific to each."""
 _ALONE = (OTHER_MODEL, "mixture of experts", "reinforcement learning")
@@ -73,9 +71,8 @@ def refusals(source: str, flags: list[LaunchFlag], end: str = LEAVE_OUT) -> list
     """A line with this end for each flag that is not modeled; if one names an unsupported kind of model, only that line."""
     refused = [flag for flag in flags if flag.status == "unmodeled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
-    once = {
-        flag.name if flag.note.startswith(NO_OPTION) else flag.note: flag for flag in reversed(refused)
-    }  # for one reason the first key
+    # for one reason the first key
+    once = {flag.name if flag.note.startswith(NO_OPTION) else flag.note: flag for flag in reversed(refused)}
     listed = alone or [flag for flag in refused if flag in once.values()]
     return [f"{source}: {told(flag)}; {end}" for flag in listed]
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from test_files_of_forks import asked, written
 
-from steptime.launch.nemo.bridge_workloads import workload_table
+from steptime.launch.keys import table_file
+from steptime.launch.nemo.bridge_workloads import WORKLOADS
 from steptime.launch.reading import to_job
 
 LAUNCHER = "python scripts/performance/setup_experiment.py --account A --partition P"
@@ -105,10 +106,10 @@ def test_a_degree_that_is_no_number_is_told(tmp_path: Path, option: str) -> None
 MACHINES = {"h100": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}
 
 
-@pytest.mark.parametrize("name", workload_table()["workloads"])
+@pytest.mark.parametrize("name", table_file(WORKLOADS)["workloads"])
 def test_every_benchmark_has_as_many_devices_as_its_layout(tmp_path: Path, name: str) -> None:
     """The replicas are whole, the batch is a multiple of them, and no key of the table is unknown."""
-    table = workload_table()
+    table = table_file(WORKLOADS)
     model = next(model for model in table["models"] if name.startswith(f"{model}_"))
     gpu, precision = name.removeprefix(f"{model}_").split("_", 1)
     family = next(family for family in ("llama31", "llama3", "qwen3", "gpt_oss") if model.startswith(f"{family}_"))

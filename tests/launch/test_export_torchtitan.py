@@ -12,7 +12,8 @@ from steptime import Job, estimate
 from steptime.base.config import build
 from steptime.commands.cli import main
 from steptime.job.edit import read_model
-from steptime.launch.torchtitan.flavors import NO_FAMILIES, known_models, models
+from steptime.launch.keys import table_file
+from steptime.launch.torchtitan.flavors import MODELS, NO_FAMILIES, known_models
 from steptime.launch.write.export import notes, plain, read_back, refused, write
 from steptime.launch.write.torchtitan_toml import flavor
 from steptime.model.blocks import n_params
@@ -103,9 +104,9 @@ def test_a_job_config_as_published_is_written_again(name):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_flavor_is_found_by_its_sizes(family):
     """The table that is read is the one that is written; functions alone have some of Llama's."""
-    assert set(FAMILIES) == models().keys() - NO_FAMILIES
-    for name, section in models()[family].items():
-        if name in models()["of_functions"].get(family, []):
+    assert set(FAMILIES) == table_file(MODELS).keys() - NO_FAMILIES
+    for name, section in table_file(MODELS)[family].items():
+        if name in table_file(MODELS)["of_functions"].get(family, []):
             continue
         found = flavor(build(Model, read_model(dict(section))))
         assert found == {"model.name": family, "model.flavor": name}

@@ -4,9 +4,9 @@ import pytest
 from launch_readings import DATA, HARDWARE, REFUSED, golden_text, one_line, read, saved_and_read_back, status
 
 from steptime.base.config import ConfigError
-from steptime.launch.keys import load_table, rule_of, spelled
+from steptime.launch.keys import load_table, rule_of, spelled, table_file
 from steptime.launch.reading import to_job
-from steptime.launch.torchtitan.flavors import hidden_dim, models
+from steptime.launch.torchtitan.flavors import MODELS, hidden_dim
 from steptime.launch.torchtitan.job_config import read_torchtitan
 from steptime.model.presets import load_model
 
@@ -153,7 +153,7 @@ def test_a_log_tells_the_devices_and_the_model():
 
 def test_flavors_are_the_presets():
     for family in ("llama3", "qwen3"):
-        for section in models()[family].values():
+        for section in table_file(MODELS)[family].values():
             if "preset" in section:
                 assert load_model(section["preset"]).name == section["preset"]
     # torchtitan's own arithmetic: 2/3 of 4 * dim, times the multiplier, rounded up

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from math import prod
+from typing import Any
 
+from steptime.launch.keys import table_file
 from steptime.launch.logs.after_dump import vocabulary, zero_stage
 from steptime.launch.logs.entries import (
     AcceleratorName,
@@ -25,49 +28,9 @@ from steptime.launch.logs.entries import (
 from steptime.launch.logs.files import plain
 from steptime.launch.logs.trainer_lines import bars, run_length, whole_run, whole_run_row
 
-MIB, GIB = 2.0**20, 2.0**30
+GIB = 2.0**30
 LARGEST = 1e18
 """Largest figure that is accepted from a log."""
-
-
-STEP = {
-    # Megatron-LM megatron/training/training.py, training_log; of 2020 on (megatron/training.py), and Megatron-Bridge
-    # src/megatron/bridge/training/utils/train_utils.py, training_log
-    "elapsed time per iteration (ms)": ("Megatron-LM", 1e-3),
-    # bigscience-workshop/Megatron-DeepSpeed megatron/training.py, training_log
-    "elapsed time per iteration (s)": ("Megatron-DeepSpeed", 1.0),
-    # argonne-lcf/Megatron-DeepSpeed megatron/training_log.py, training_log: "name=1.0 |"
-    "elapsed_time_per_iteration_ms": ("Megatron-DeepSpeed", 1e-3),
-    # NVIDIA/NeMo nemo/lightning/pytorch/callbacks/progress_printer.py, and its bars before 2.0
-    "train_step_timing in s": ("NeMo", 1.0),
-}
-"""Field -> framework, and the unit of its number [s]."""
-
-TFLOPS = (
-    "throughput per GPU (TFLOP/s/GPU)",  # Megatron-LM since 2023, under --log-throughput
-    "TFLOPs",  # Megatron-DeepSpeed
-    "approx flops per GPU",  # EleutherAI/gpt-neox megatron/logging.py: "45.6TFLOPS"
-    "TFLOPS_per_GPU",  # NeMo nemo/lightning/pytorch/callbacks/flops_callback.py
-)
-BATCH = ("global batch size", "global_batch_size")
-
-MEMORY = {
-    # Megatron-LM megatron/training/utils (report_memory): mega_bytes = 1024.0 * 1024.0
-    "max allocated": ("allocated", MIB),
-    "max reserved": ("reserved", MIB),
-    # Megatron-Bridge train_utils.py, report_memory: memory_stats[...] / 1.0e9
-    "mem-max-allocated-gigabytes": ("allocated", 1e9),
-    "mem-max-reserved-gigabytes": ("reserved", 1e9),
-}
-"""Field of a rank's own line -> the kind of peak, and the unit of its number [B]."""
-OWN_MEMORY = {
-    # Megatron-LM's TensorBoard tag (--log-memory-to-tensorboard), as exported text has it
-    "mem-max-allocated-bytes": ("allocated", 1.0),
-    # NeMo before 2.1 and dgxc recipes: torch.cuda.max_memory_allocated() of the rank that prints
-    "peak_memory_usage": ("allocated", 1.0),
-}
-"""The same for lines without a rank prefix."""
-
 _NUMBER = re.compile(r"\s*([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)")
 _STREAM = re.compile(r"\[(?:rank|default)\s*(\d{1,15})\]|^\s*(\d{1,15}):\s|\[1,(\d{1,15})\]<std")
 """Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
@@ -80,18 +43,20 @@ _TITAN = re.compile(
     r"(?:.{0,90}?\btflops:\s*([\d,.]+))?"
 )
 """pytorch/torchtitan torchtitan/components/metrics.py, MetricsProcessor.log: memory is the reserved peak since the last line."""
-_BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
+_BRIDGE = re.compile(r"Step Time : (?P<s>[\d.]+)s GPU utilization: (?P<tflops>[\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed next to the numbered line."""
-_BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
+_BAR = re.compile(r"global_step=(?P<step>[\d.e+]+).*?train_step_timing in s=(?P<s>[\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
-_MLPERF = re.compile(r'"key": "tracked_stats", "value": \{[^{}]{0,300}?"train_step_tim(?:e|ing in s)": ([\d.]{1,20})')
+_MLPERF = re.compile(
+    r'"key": "tracked_stats", "value": \{[^{}]{0,300}?"train_step_tim(?:e|ing in s)": (?P<s>[\d.]{1,20})'
+)
 """mlcommons/training_results_v4.1 and v5.0 NVIDIA/benchmarks/*/custom_callbacks.py: after every step, without its number."""
 _SAMPLES = re.compile(
     r"(?:micro_step=(\d{1,15})/)?(?:global_step=|\b\d+/)(\d{1,15}), "
     r"(?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)(?:.{0,120}?MaxMemAllocated=([\d.]+) ?GB)?"
 )
 """deepspeedai/DeepSpeed deepspeed/utils/timer.py, ThroughputTimer.stop: the global batch over the time of a step; GB is 2**30."""
-_PIPELINE = re.compile(r"\bsteps: (\d{1,15}) loss: .{0,120}?iter time \(s\): ([\d.]+)")
+_PIPELINE = re.compile(r"\bsteps: (?P<step>\d{1,15}) loss: .{0,120}?iter time \(s\): (?P<s>[\d.]+)")
 """deepspeedai/DeepSpeed deepspeed/runtime/pipe/engine.py, train_batch: the mean of the steps since the last line."""
 _SWIFT = re.compile(
     r"'(?:global_step/max_steps|iteration)': '(\d{1,15})/\d+'"
@@ -135,15 +100,16 @@ def said(line: bytes) -> Iterator[LogEntry]:
 
 def _numbered(text: str) -> Iterator[Iteration]:
     """Iterations from fields between bars."""
+    fields = table_file("log_fields")
     starts = [found.start() for found in _NUMBERED.finditer(text)]
     for start, end in pairwise([*starts, len(text)]):
         part = text[start:end]
         head = _NUMBERED.match(part)
-        for name, (framework, unit) in STEP.items():
+        for name, (framework, unit) in fields["step"].items():
             if head and (step_s := field(part, name) * unit):
                 counted = int(field(part, "global_step")) if "global_step:" in part else int(head[1])
-                tflops = next((found for key in TFLOPS if (found := field(part, key))), 0.0)
-                batch = next((found for key in BATCH if (found := field(part, key))), 0.0)
+                tflops = next((found for key in fields["tflops"] if (found := field(part, key))), 0.0)
+                batch = next((found for key in fields["batch"] if (found := field(part, key))), 0.0)
                 yield Iteration(framework, counted, step_s, 0.0, tflops, int(batch), _stream(text))
 
 
@@ -155,22 +121,14 @@ def _titan(text: str) -> Iterator[Iteration | MemoryPeak]:
         yield MemoryPeak(_rank(text), 0.0, number(found[2]) * GIB, local=True)
 
 
-def _bridge(text: str) -> Iterator[Iteration]:
-    for found in _BRIDGE.finditer(text):
-        if step_s := number(found[1]):
-            yield Iteration("Megatron-Bridge", -1, step_s, tflops=number(found[2]), stream=_stream(text))
-
-
-def _bar(text: str) -> Iterator[Iteration]:
-    for found in _BAR.finditer(text):
-        if step_s := number(found[2]):
-            yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
-
-
-def _mlperf(text: str) -> Iterator[Iteration]:
-    for found in _MLPERF.finditer(text):
-        if step_s := number(found[1]):
-            yield Iteration("MLPerf", -1, step_s, stream=_stream(text))
+def _timed(framework: str, pattern: re.Pattern[str], text: str) -> Iterator[Iteration]:
+    """Iterations of a pattern with the step time in its group `s`, and its number and TFLOP/s where it has such groups."""
+    for found in pattern.finditer(text):
+        if step_s := number(found["s"]):
+            said = {name: number(figure) for name, figure in found.groupdict().items()}
+            yield Iteration(
+                framework, int(said.get("step", -1)), step_s, 0.0, said.get("tflops", 0.0), stream=_stream(text)
+            )
 
 
 def _swift(text: str) -> Iterator[Iteration | MemoryPeak]:
@@ -192,23 +150,17 @@ def _samples(text: str) -> Iterator[Iteration | MemoryPeak]:
             yield MemoryPeak(_rank(text), number(found[4]) * GIB, 0.0, local=True)
 
 
-def _pipeline(text: str) -> Iterator[Iteration]:
-    for found in _PIPELINE.finditer(text):
-        if step_s := number(found[2]):
-            yield Iteration("DeepSpeed pipeline", int(found[1]), step_s)
-
-
 def _peaks(text: str) -> Iterator[MemoryPeak]:
     """Peak memory, one entry for each rank that the line names."""
-    heads = list(_RANK.finditer(text))
+    heads, fields = list(_RANK.finditer(text)), table_file("log_fields")
     starts = [head.start() for head in heads]
     for head, (start, end) in zip(heads, pairwise([*starts, len(text)]), strict=True):
-        yield _peak(text[start:end], int(head[1]), MEMORY)
+        yield _peak(text[start:end], int(head[1]), fields["memory"])
     if not heads:
-        yield _peak(text, _rank(text), OWN_MEMORY, local=True)
+        yield _peak(text, _rank(text), fields["own_memory"], local=True)
 
 
-def _peak(text: str, rank: int, known: Mapping[str, tuple[str, float]], *, local: bool = False) -> MemoryPeak:
+def _peak(text: str, rank: int, known: Mapping[str, list[Any]], *, local: bool = False) -> MemoryPeak:
     peaks = {"allocated": 0.0, "reserved": 0.0}
     for name, (what, unit) in known.items():
         peaks[what] = max(peaks[what], field(text, name) * unit)
@@ -236,16 +188,16 @@ def _devices(text: str) -> Iterator[AcceleratorName]:
 
 PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ...] = (
     ((b"elapsed time per iteration", b"train_step_timing in s: ", b"elapsed_time_per_iteration"), _numbered),
-    ((b"train_step_timing in s=",), _bar),
-    ((b"Step Time : ",), _bridge),
-    ((b'"tracked_stats"',), _mlperf),
+    ((b"train_step_timing in s=",), partial(_timed, "NeMo", _BAR)),
+    ((b"Step Time : ",), partial(_timed, "Megatron-Bridge", _BRIDGE)),
+    ((b'"tracked_stats"',), partial(_timed, "MLPerf", _MLPERF)),
     ((b"s/it", b"it/s"), bars),
     ((b"'train_runtime'",), whole_run),
     ((b"train_runtime ", b"_per_second "), whole_run_row),
     ((b"optimization steps = ", b"from global step "), run_length),
     ((b"train_speed(",), _swift),
     ((b"SamplesPerSec=",), _samples),
-    ((b"iter time (s): ",), _pipeline),
+    ((b"iter time (s): ",), partial(_timed, "DeepSpeed pipeline", _PIPELINE)),
     ((b"tps: ", b"wps: "), _titan),
     ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),
     ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),

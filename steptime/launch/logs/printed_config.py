@@ -75,19 +75,13 @@ def balanced(text: str, start: int) -> str | None:
 
 def block(lines: list[str], start: int) -> list[str]:
     """The YAML from line `start` on, dedented: keys, deeper lines and list items, up to the log's next message."""
-    kept: list[str] = []
+    kept, depth = list[str](), len(lines[start]) - len(lines[start].lstrip())
     for line in lines[start:]:
-        if not line.strip():
-            if kept:
-                break
-            continue
         indent = len(line) - len(line.lstrip())
-        depth = len(kept[0]) - len(kept[0].lstrip()) if kept else indent
-        if kept and (indent < depth or (indent == depth and not _KEY.match(line.strip()))):
+        if not line.strip() or indent < depth or (indent == depth and not _KEY.match(line.strip())):
             break
-        kept.append(line)
-    depth = len(kept[0]) - len(kept[0].lstrip()) if kept else 0
-    return [line[depth:] for line in kept]
+        kept.append(line[depth:])
+    return kept
 
 
 _KEY = re.compile(r"(?:[A-Za-z_][\w.-]*|'[^']*'|\"[^\"]*\"):(?: |$)|- |-$")

@@ -6,29 +6,17 @@ import re
 from collections.abc import Mapping
 
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import load_table
 from steptime.launch.reading import LaunchFlag, Reading
 
 _GPT = re.compile(r"(^|/)pretrain_(gpt|mamba|hybrid)\.py$")
-_VARIABLES: dict[str, tuple[str, Mapping[str, bool] | None]] = {
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("deterministic", {"0": True}),
-    "CUBLAS_WORKSPACE_CONFIG": ("cublas_workspace", None),
-    "PYTORCH_CUDA_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
-    "PYTORCH_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
-}
-"""Variable -> the key of the plan's performance section, and the meanings of its words; None: sizes and counts unchanged."""
-_BLOCKING = "the host synchronizes after every kernel; counted with the launch times of the profile"
-_SWITCHES = {
-    "CUDA_LAUNCH_BLOCKING": _BLOCKING,
-    "HIP_LAUNCH_BLOCKING": _BLOCKING,
-    "TORCH_COMPILE_DISABLE": "functions that torch.compile fuses run one operation at a time; counted as fused",
-}
-"""Variables that change the cost where they are 1, and what is counted in their place."""
 _SIZES = re.compile(r"(:\d+:\d+)+")
 
 
 def switched_on(variables: Mapping[str, str]) -> list[LaunchFlag]:
     """The variables that are on and whose cost is approximated."""
-    return [LaunchFlag(name, "1", "approximated", why) for name, why in _SWITCHES.items() if variables.get(name) == "1"]
+    known = load_table("megatron").raw["variables_on"].items()
+    return [LaunchFlag(name, "1", "approximated", why) for name, why in known if variables.get(name) == "1"]
 
 
 def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
@@ -62,12 +50,12 @@ def put_tokenizer(keys: JobKeys, program: str, variables: Mapping[str, str]) -> 
 def with_variables(reading: Reading, variables: Mapping[str, str]) -> Reading:
     """The reading, including what environment variables decide about kernels and workspaces."""
     performance, flags = dict(reading.config["performance"]), list(reading.flags)
-    for variable, (key, words) in _VARIABLES.items():
+    for variable, rule in load_table("megatron").raw["environment"].items():
         said = variables.get(variable, "")
-        value = words.get(said) if words is not None else said if _SIZES.fullmatch(said) else None
+        value = rule["words"].get(said) if "words" in rule else said if _SIZES.fullmatch(said) else None
         if value is not None:
-            performance[key] = value
-            flags.append(LaunchFlag(variable, said, "used", f"performance.{key}"))
+            performance[rule["to"]] = value
+            flags.append(LaunchFlag(variable, said, "used", f"performance.{rule['to']}"))
     threads = variables.get("OMP_NUM_THREADS", "")
     if "cpu_offload" in performance and threads.isdecimal() and int(threads) > 0:
         performance["cpu_offload"] = performance["cpu_offload"] | {"threads": int(threads)}

@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath
 
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.megatron.releases import is_of_core, may_be_of_core
+from steptime.launch.megatron.releases import of_core
 from steptime.launch.python.program_values import defaults_in
 from steptime.launch.shell.script import Script
 
@@ -87,10 +87,11 @@ def have_one_attention(keys: JobKeys) -> bool:
     """Whether the local layers are Megatron-Core's, which have one attention whatever is asked for; told where nobody says it."""
     if keys.on("use_legacy_models"):
         return False
-    if is_of_core(keys.values) or "use_legacy_models" in keys.defaults:  # as the parser of its checkout says
+    surely, perhaps = of_core(keys.values)
+    if surely or "use_legacy_models" in keys.defaults:  # as the parser of its checkout says
         keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
         return True
-    if may_be_of_core(keys.values):
+    if perhaps:
         older = "flash attention of the older models: from core 0.8 on local layers keep all scores"
         keys.approximate("use_flash_attn", older)
     return False

@@ -13,14 +13,10 @@ from steptime.launch.reading import LaunchFlag
 
 _TRAINS = re.compile(r"train(?!ed)|tune|sft|fit$|backward|main|run|launch|step$", re.IGNORECASE)
 """Names of functions that train, or that may call one that does."""
-
-
 _PLATFORM = re.compile(
     r"(?:NVTE|NCCL|RCCL|CUDA|HIP|ROCM|MIOPEN|TORCH|PYTORCH|WANDB|SLURM|OMP|HF|MASTER|LOCAL|UB|GLOO|FI)_|(?:WORLD_SIZE|RANK)$"
 )
 """Beginnings of the names of variables that libraries and launchers read, of which a program may read some as well."""
-
-
 _OF_FLAGS = re.compile(
     r"(?:GPT2?|Legacy\w*|Llama[23]?|LL[aA]M[aA]|Mistral|Mixtral|Falcon|Qwen\d*|Baichuan\d*|ChatGLM\d*|CodeGeeX|Pythia|Mamba|Hybrid)"
     r"(?:Model|ModelPipe)"
@@ -28,7 +24,7 @@ _OF_FLAGS = re.compile(
 """Classes of models whose layers are those of the flags."""
 
 
-def own_model(program: str, nearby: NearbyFiles | None, variables: Mapping[str, str]) -> list[LaunchFlag]:
+def own_model(program: str, nearby: NearbyFiles, variables: Mapping[str, str]) -> list[LaunchFlag]:
     """What makes the model of a program in the repository beside the flags of Megatron-LM.
 
     Megatron-LM's own programs hand all flags on (core_transformer_config_from_args); a config built from some of them leaves the
@@ -92,16 +88,16 @@ def _variables_read(function: ast.FunctionDef) -> Iterator[tuple[str, str | None
                 yield name, usual
 
 
-def _over_megatron(program: str, nearby: NearbyFiles | None) -> str:
+def _over_megatron(program: str, nearby: NearbyFiles) -> str:
     """The text of a program in the repository that imports Megatron's functions; "" of another, or where it is not there."""
-    if nearby is None or not program.endswith(".py"):
+    if not program.endswith(".py"):
         return ""
     alone = program.rpartition("/")[2]  # one of another name than Megatron-LM's is that at the top of the checkout
     code = nearby.text(program) or (nearby.text(alone) if alone != "pretrain_gpt.py" else None)
     return code if code and re.search(r"^\s*(?:from|import) megatron\b", code, re.MULTILINE) else ""
 
 
-def does_not_train(program: str, nearby: NearbyFiles | None) -> bool:
+def does_not_train(program: str, nearby: NearbyFiles) -> bool:
     """Whether a program in the repository imports Megatron's functions, and calls none that trains: it runs a model.
 
     False where the program is not there, or cannot be read.
@@ -112,17 +108,9 @@ def does_not_train(program: str, nearby: NearbyFiles | None) -> bool:
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     called = {_name(node.func) for node in nodes if isinstance(node, ast.Call)} - own
     runs = any(isinstance(node, ast.Attribute) and node.attr == "no_grad" for node in nodes)
-    return runs and not any(map(_is_training, called))
+    trains = (name for name in called if _TRAINS.search(name) and not re.search(r"data|valid", name))
+    return runs and not any(trains)  # build_train_valid_test_datasets only makes the data sets
 
 
 def _name(function: ast.expr) -> str:
     return str(getattr(function, "attr", "") or getattr(function, "id", ""))
-
-
-def _is_training(name: str) -> bool:
-    """Whether a function trains, which the one that makes the data sets does not.
-
-    >>> [_is_training(name) for name in ("pretrain", "backward", "build_train_valid_test_datasets", "from_pretrained")]
-    [True, True, False, False]
-    """
-    return bool(_TRAINS.search(name)) and not re.search(r"data|valid", name)

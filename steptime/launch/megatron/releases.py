@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
-from steptime.base.document import parse_mapping, read_source
-from steptime.launch.keys import FOLDER, KeyTable, load_table, spelled
+from steptime.launch.keys import KeyTable, load_table, spelled, table_file
 
 _OF_2021 = "Megatron-LM (2021 and 2022)"
 _FORK = "Megatron-DeepSpeed (2021 and 2022)"
@@ -96,9 +95,9 @@ def _parsed() -> dict[str, frozenset[str]]:
     """The arguments that each release's parser takes: it stops at those that 2.0 replaced."""
     names: frozenset[str] = frozenset()
     found: dict[str, frozenset[str]] = {}
-    for release, change in releases().items():
+    for release, change in table_file("megatron_releases")["releases"].items():
         names = names.union(change.get("adds") or []).difference(change.get("drops") or [], OLD_ARGUMENTS)
-        found[release] = names
+        found[str(release)] = names
     return found
 
 
@@ -122,31 +121,20 @@ def _derived() -> frozenset[str]:
     return frozenset(derived.difference(*_parsed().values()))
 
 
-def _has_core(release: str) -> bool:
-    """Whether a release is one whose models are Megatron-Core's."""
-    order = list(releases())
-    return release in order and order.index(release) >= order.index(_OF_CORE)
+def of_core(arguments: Collection[str]) -> tuple[bool, bool]:
+    """Whether only releases whose models are Megatron-Core's have all of the arguments, and whether one of them has.
 
+    Not only these where the legacy models are asked for. The own layers of these have one attention, with all scores:
+    --use-flash-attn is read by the legacy models only (NVIDIA/Megatron-LM core models/gpt/gpt_layer_specs.py,
+    get_gpt_layer_local_spec; legacy/model/transformer.py).
 
-def is_of_core(arguments: Collection[str]) -> bool:
-    """Whether only releases whose models are Megatron-Core's have all of the arguments, and none asks for the legacy ones.
-
-    The own layers of these have one attention, with all scores: --use-flash-attn is read by the legacy models only
-    (NVIDIA/Megatron-LM core models/gpt/gpt_layer_specs.py, get_gpt_layer_local_spec; legacy/model/transformer.py).
-
-    >>> is_of_core(["attention_backend"]), is_of_core(["num_layers"]), is_of_core(["attention_backend", "use_legacy_models"])
-    (True, False, False)
+    >>> of_core(["attention_backend"]), of_core(["use_flash_attn"]), of_core(["data_impl"])
+    ((True, True), (False, True), (False, False))
     """
-    return _has_core(fitting_release(arguments).partition(" to ")[0]) and "use_legacy_models" not in arguments
-
-
-def may_be_of_core(arguments: Collection[str]) -> bool:
-    """Whether a release whose models are Megatron-Core's has all of the arguments, as older ones may.
-
-    >>> may_be_of_core(["use_flash_attn"]), may_be_of_core(["data_impl"])
-    (True, False)
-    """
-    return _has_core(fitting_release(arguments).rpartition("to ")[2])
+    first, _, last = fitting_release(arguments).partition(" to ")
+    order = list(_parsed())
+    core = order[order.index(_OF_CORE) :]
+    return first in core and "use_legacy_models" not in arguments, (last or first) in core
 
 
 def own_layers_by_default(arguments: Collection[str]) -> bool:
@@ -161,10 +149,3 @@ def own_layers_by_default(arguments: Collection[str]) -> bool:
     if {"transformer_impl", "use_mcore_models", "deprecated_use_mcore_models"} & set(arguments):
         return False
     return fitting_release(arguments).rpartition("to ")[2] in _OF_OWN_LAYERS
-
-
-@cache
-def releases() -> dict[str, dict[str, list[str]]]:
-    """The arguments that each release adds to and removes from the previous one's parser."""
-    found: dict[str, dict[str, list[str]]] = parse_mapping(*read_source(FOLDER / "megatron_releases.yaml"))["releases"]
-    return {str(name): change for name, change in found.items()}

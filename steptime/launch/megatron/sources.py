@@ -37,16 +37,6 @@ _STARTED = re.compile(
 """A log's line with the command that started the job: `set -x`, or `echo` of it."""
 _DEFAULT_STAGE = "1.0"
 """--zero-stage where it is not given, otherwise a whole number (Megatron-DeepSpeed megatron/arguments.py)."""
-_HYBRID = "a hybrid Mamba model without a pattern of layers"
-_OTHER_MODELS = {
-    r"bert": "BERT",
-    r"pretrain_(?:t5|ict|retro)": "a model with an encoder",
-    r"mask_?diff|diffusion|llada|(?<![a-z])mdm(?![a-z])": "masked diffusion without causal attention",
-    r"mamba|hybrid": _HYBRID,
-    r"(?<![a-z])(?:dpo|orpo|kto|ppo|grpo)(?![a-z])": "preference or reinforcement learning",
-    r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",
-}
-"""Words in the names of programs that train other models than pretrain_gpt.py -> the kind of model."""
 
 
 def read_megatron(
@@ -140,7 +130,7 @@ def _from_words(
         flags = [*keys.flags(), *keys.assumed_flags]
         if any(map(is_other_model, flags)):
             raise ConfigError(refusals(path, flags, NOT_MODELED))
-        stage = _unknown_stage(keys, nearby) if told(sets, "parallelism.zero_level") is None else ""
+        stage = _unknown_stage(keys) if told(sets, "parallelism.zero_level") is None else ""
         asked = (*problems, *also_unknown(keys, script, problems), *[stage][: bool(stage) and "$" not in stage])
         raise ConfigError([*(f"{path}: {problem}" for problem in asked), *refusals(path, flags)])
     if script is not None:
@@ -151,21 +141,21 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = script.unclear[0]
-    _put_engine(keys, nearby)
-    if stage := _unknown_stage(keys, nearby):
+    _put_engine(keys)
+    if stage := _unknown_stage(keys):
         keys.left_open["parallelism.zero_level"] = stage
-    devices = of_script(keys, script) if script else devices
+    devices = of_script(keys, script.devices, script.notes) if script else devices
     reading = _plan(keys, is_legacy(said.arguments), devices)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
 
 
-def _put_engine(keys: JobKeys, nearby: NearbyFiles | None) -> None:
+def _put_engine(keys: JobKeys) -> None:
     """What a ds_config says, with its half precision; a problem where that is another one than the flags'.
 
     DeepSpeed casts the module to its own (deepspeedai/DeepSpeed runtime/engine.py, _configure_distributed_model).
     """
-    extras = put_deepspeed_config(keys, nearby)
+    extras = put_deepspeed_config(keys)
     keys.assumed_flags += [LaunchFlag("deepspeed_config", "", "unmodeled", what) for what in extras.beyond]
     for half, other in (("fp16", "bf16"), ("bf16", "fp16")):
         if not extras.engine.get(half) or keys.on(half) or told(keys.sets, "performance.precision"):
@@ -177,10 +167,10 @@ def _put_engine(keys: JobKeys, nearby: NearbyFiles | None) -> None:
             keys.put(half, True, by=by)
 
 
-def _unknown_stage(keys: JobKeys, nearby: NearbyFiles | None) -> str:
+def _unknown_stage(keys: JobKeys) -> str:
     """A message that only a ds_config, which was not found, states the ZeRO stage; "" otherwise."""
     named = keys.get("deepspeed_config")
-    found = named is not None and nearby is not None and nearby.text(str(named)) is not None
+    found = named is not None and keys.nearby.text(str(named)) is not None
     if not keys.on("deepspeed") or "zero_stage" in keys.values or found:
         return ""
     said = "is not given" if named is None else "has no value" if named in ("", True) else ""
@@ -217,8 +207,8 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
     put_own_layers(keys, script)
     if re.search(r"gpt|llama", script.program) and "decoder_seq_length" in keys.values:
         keys.without_effect("decoder_seq_length", "of models with an encoder")
-    for words, what in _OTHER_MODELS.items():
-        if what == _HYBRID and hybrid_pattern(keys):
+    for words, what in load_table("megatron").raw["other_programs"].items():
+        if "hybrid" in words and hybrid_pattern(keys):
             continue
         if re.search(words, script.program.rpartition("/")[2]):
             found.append(LaunchFlag(script.program, "", "unmodeled", f"{what}, {OTHER_MODEL}"))

@@ -17,17 +17,8 @@ from steptime.job.edit import put
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.nemo.nemo_programs import arguments_of, main_parts, on_which, sets_part, with_arguments
 from steptime.launch.nemo.targets import simplify
-from steptime.launch.python.config_values import (
-    CLASS,
-    calls_in,
-    constants_of,
-    dotted,
-    last_name,
-    merged,
-    options_in,
-    syntax_of,
-    with_function,
-)
+from steptime.launch.python import config_values as syntax
+from steptime.launch.python.config_values import CLASS, calls_in, dotted, last_name
 
 _MERGES = {"process_config_with_overrides", "create_omegaconf_dict_config", "apply_overrides"}
 _OF_ARGUMENT = 2
@@ -38,7 +29,7 @@ class Overrides(NamedTuple):
     """What a program puts over its config."""
 
     default: str | None
-    """The file without an argument for it, as far as its name is literal."""
+    """The file without an argument for it: the literal parts of its path, those of constants included."""
     argument: str
     line: int
     """The last line that puts them over it."""
@@ -49,17 +40,15 @@ def overrides_in(module: ast.Module, body: Sequence[ast.stmt]) -> tuple[Override
 
     What is put over it by a function of another name, or after the program's own settings, is not known.
     """
-    merges = [node for node in body if _called(node) in _MERGES]
+    calls = {node: getattr(node, "value", None) for node in body}
+    merges = [node for node, call in calls.items() if isinstance(call, ast.Call) and last_name(call.func) in _MERGES]
     named = [name for node in body for name in _files(node)]
     if not merges or not named:
         return None, list(body)
     rest = [node for node in body if node not in merges]
-    return Overrides(_default_of(module, named[0]), named[0], merges[-1].lineno), rest
-
-
-def _called(node: ast.stmt) -> str:
-    call = getattr(node, "value", None)
-    return last_name(call.func) if isinstance(call, ast.Call) else ""
+    given = next((said.get("default") for name, said in syntax.options_in(module) if name == named[0]), None)
+    default = "/".join(_literals(given, syntax.constants_of(module))) if given is not None else ""
+    return Overrides(default or None, named[0], merges[-1].lineno), rest
 
 
 def _files(node: ast.stmt) -> Iterator[str]:
@@ -70,12 +59,6 @@ def _files(node: ast.stmt) -> Iterator[str]:
         for item in [*given, *(call.args[:1] if whole else [])]:
             if len(path := dotted(item)) == _OF_ARGUMENT:
                 yield path[1]
-
-
-def _default_of(module: ast.Module, argument: str) -> str | None:
-    """The default of an argument that names a file: the literal parts of its path, those of constants included."""
-    given = next((said.get("default") for name, said in options_in(module) if name == argument), None)
-    return None if given is None else "/".join(_literals(given, constants_of(module))) or None
 
 
 def _literals(node: ast.expr, constants: Mapping[str, ast.expr], depth: int = 5) -> list[str]:
@@ -104,7 +87,7 @@ def put_overrides(
         inner = tree.get(key)
         if section:  # the fields of bf16_mixed() are over what it returns
             own = {CLASS: inner} if isinstance(inner, str) and isinstance(section, Mapping) else inner
-            tree |= merged({key: own}, {key: simplify(section)})
+            tree |= syntax.merged({key: own}, {key: simplify(section)})
     for key, value in said.items():
         if "." in key:
             put(tree, key, value)
@@ -137,7 +120,7 @@ def as_bridge_program(path: str, text: str, said: Mapping[str, Any]) -> BridgePr
     Raises:
         ConfigError: it sets the config in a way that is not read, such as by a file of settings.
     """
-    module = syntax_of(text)
+    module = syntax.syntax_of(text)
     own = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
     for body in main_parts(module):
         found = [(node, config) for node in body if (config := _started(node))]
@@ -156,9 +139,9 @@ def as_bridge_program(path: str, text: str, said: Mapping[str, Any]) -> BridgePr
         if overrides and (late := next((part for part in kept if part.lineno > overrides.line), None)):
             what = f"{path}: line {late.lineno} sets the config after what is put over it"
             raise ConfigError(f"{what}; give the log that prints the job's config")
-        options = {option for option, _ in options_in(module)}
+        options = {option for option, _ in syntax.options_in(module)}
         given = arguments_of(module) | {key: value for key, value in said.items() if key in options}
-        return BridgeProgram(with_function(text, *with_arguments(given, kept), f"return {name}"), overrides)
+        return BridgeProgram(syntax.with_function(text, *with_arguments(given, kept), f"return {name}"), overrides)
     return None
 
 

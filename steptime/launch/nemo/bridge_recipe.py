@@ -13,24 +13,14 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.launch.devices import told
-from steptime.launch.keys import flatten, is_costly, load_table
+from steptime.launch.keys import flatten, is_costly, load_table, table_file
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.named_models import not_modeled
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
+from steptime.launch.nemo import bridge_table, nemo_run
 from steptime.launch.nemo.bridge_programs import as_bridge_program, put_overrides
-from steptime.launch.nemo.bridge_table import kernels, put_arguments, recipes, set_by_calls, settings_of, unwrapped
 from steptime.launch.nemo.models import ask_for_sizes, changed, is_provided, model_of, model_of_name, with_own_class
 from steptime.launch.nemo.nemo_programs import GIVE_LOG, as_function, put_vocabulary, read_train_call
-from steptime.launch.nemo.nemo_run import (
-    BASE,
-    base_function,
-    by_target,
-    of_first_releases,
-    over_recipe,
-    read_two,
-    with_adapters,
-    without_computed,
-)
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.python.config_functions import CALLED, read_function
@@ -38,21 +28,6 @@ from steptime.launch.python.config_values import CLASS, FUNCTION, Computed
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, Sets, refusals
 from steptime.launch.shell.processes import Word, blanks, flags_of
 
-_FP8: tuple[dict[str, Any], ...] = (
-    {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
-    {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
-    {"fp8": "hybrid", "fp8_recipe": "blockwise"},
-    {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True},
-)
-_PRECISIONS: dict[str, dict[str, Any]] = {
-    "bf16": {}, "fp16": {"fp16": True}, "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param": True},
-    **dict.fromkeys(("fp8", "fp8_ds", "fp8_delayed"), _FP8[0]), "fp8_cs": _FP8[1],
-    "fp8_current": _FP8[1] | {"first_last_layers_bf16": True},
-    **dict.fromkeys(("fp8_sc", "fp8_subchannel"), _FP8[2]), **dict.fromkeys(("fp8_mx", "mxfp8"), _FP8[3]),
-}  # fmt: skip
-"""Words of Megatron-Bridge's recipes, less bf16_with_ and _scaling_mixed -> fields of its mixed precision
-(training/mixed_precision.py, MIXED_PRECISION_RECIPES, the same in v0.2.0 to v0.6.0 but for fp4_param, which is on since v0.4.2;
-the short ones are those of its perf recipes, perf_recipes/_common.py)."""
 BASES = r"_config$|^\w+_recipe$|_common$|_mixed$"
 """Functions of the framework that return configs, and those of its mixed precision."""
 _DEFAULTS = "arguments of the program that are not given have its defaults"
@@ -81,12 +56,12 @@ def read_recipe(
             if reading is not None:
                 return reading
         return bridge_reading(path, read_function(file, text, function, "ConfigContainer", BASES, nearby), sets)
-    return _run_partial(path, file, with_adapters(of_first_releases(text)), function, sets, nearby)
+    return _run_partial(path, file, nemo_run.with_adapters(nemo_run.of_first_releases(text)), function, sets, nearby)
 
 
 def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nearby: NearbyFiles) -> Reading:
     """A function that returns a run.Partial, or a program that trains one."""
-    function = function or ("" if "-> run.Partial" in text else base_function(text))
+    function = function or ("" if "-> run.Partial" in text else nemo_run.base_function(text))
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION
     if not function and "-> run.Partial" not in text and (called := read_train_call(path, file, text, sets, nearby)):
@@ -95,16 +70,16 @@ def _run_partial(path: str, file: str, text: str, function: str, sets: Sets, nea
     for key in ("model", "trainer"):
         if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
             raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {GIVE_LOG}")
-    computed, base = without_computed(path, tree, sets), BASE.search(str(tree.get(CLASS)))
+    computed, base = nemo_run.without_computed(path, tree, sets), nemo_run.BASE.search(str(tree.get(CLASS)))
     if function == FUNCTION and not base:
         raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS) and key != "peft"]
-    plain = with_own_class(path, text, by_target(tree), sets)
+    plain = with_own_class(path, text, nemo_run.by_target(tree), sets)
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
-        plain = over_recipe(path, base[1], plain, base[2])
+        plain = nemo_run.over_recipe(path, base[1], plain, base[2])
         put_vocabulary(path, plain, sets)
-    reading = read_two(NemoConfig(path, plain, None, sets, ""))
+    reading = nemo_run.read_two(NemoConfig(path, plain, None, sets, ""))
     reading.flags.extend(computed)
     if function == FUNCTION:
         reading.config.setdefault("notes", []).append(_DEFAULTS)
@@ -147,9 +122,9 @@ def read_override(path: str, tree: dict[str, Any], sets: Sets, nearby: NearbyFil
         name for text in texts if PurePath(path).name in text for name in re.findall(r"\b\w+_pretrain_config\b", text)
     }
     stem = PurePath(path).stem
-    after = {name for name in recipes() if re.match(rf"{name.removesuffix('_config')}(?:_|$)", stem)}
+    after = {name for name in bridge_table.recipes() if re.match(rf"{name.removesuffix('_config')}(?:_|$)", stem)}
     bases = sorted(named or after)
-    if len(bases) != 1 or bases[0] not in recipes():
+    if len(bases) != 1 or bases[0] not in bridge_table.recipes():
         return None
     sections = {key: simplify(section) for key, section in tree.items() if section and key != "_target_"}
     return bridge_reading(path, (bases[0], {CLASS: bases[0]} | sections), sets)
@@ -161,22 +136,22 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     Raises:
         ConfigError: one line per problem.
     """
-    name, tree = found[0], unwrapped(found[1])
+    name, tree = found[0], bridge_table.unwrapped(found[1])
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole, table = base.rpartition(".")[2] == "ConfigContainer", load_table("megatron_bridge")
-    if not whole and (other := put_arguments(tree)):
+    if not whole and (other := bridge_table.put_arguments(tree)):
         raise ConfigError(f"{path}: argument {other[0]} of {base}() is not read; {GIVE_LOG}")
     layout = _plain(tree["model"].get("pipeline_model_parallel_layout")) if isinstance(tree.get("model"), dict) else ""
     _check_calls(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
-    own = {} if whole else settings_of(base, table.raw["lengths"])
+    own = {} if whole else bridge_table.settings_of(base, table.raw["lengths"])
     said = {key: own[key] for key in own if key == "model.mtp_num_layers"} | _said(tree, path, sets, called)
-    called = [call for call in called if not set_by_calls([call])]
+    called = [call for call in called if not bridge_table.set_by_calls([call])]
     model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
     defaults: dict[str, Any] = fields
     if whole and is_provided(path, tree.get("model"), preset is None and not fields and "model" not in (sets or {})):
-        defaults = kernels(str(preset), "families") | defaults
+        defaults = bridge_table.kernels(str(preset), "families") | defaults
     if not whole:
         tuned = re.search("_(?:sft|peft|finetune)_", base)
         defaults = (_TUNED if tuned else _OVERLAPS) | own | defaults
@@ -190,7 +165,7 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
         raise ConfigError([problem, *refusals(path, _other_model(tree.get("model")))])
     if not whole:
         why = "what it sets besides the model is not read"
-        if base.rpartition(".")[2] in recipes():
+        if base.rpartition(".")[2] in bridge_table.recipes():
             why = "its model, layout, batch and overlap are known; the rest is that of Megatron-Core"
         keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
     keys.assumed_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
@@ -224,11 +199,12 @@ def _whose(section: Any, base: str, *, whole: bool) -> str:
 def _check_calls(path: str, base: str, called: Sequence[str]) -> None:
     """Refuse a benchmark over one of another file, stages that a function lays out, and the framework's own settings of one."""
     if re.search(_COUNTED, base):
-        raise ConfigError(
-            f"{path}: its layout and precision are those of {base}(), which is not in the file; {GIVE_LOG}"
-        )
+        what = f"its layout and precision are those of {base}(), which is not in the file"
+        raise ConfigError(f"{path}: {what}; {GIVE_LOG}")
     stages = [call for call in called if re.search(r"pipeline\w*_layout\(", call)]
-    others = [call for call in called if re.match(r"_(?:apply|enable|use)_", call) and not set_by_calls([call])]
+    others = [
+        call for call in called if re.match(r"_(?:apply|enable|use)_", call) and not bridge_table.set_by_calls([call])
+    ]
     lines = [
         f"{path}: its stages are those of {call.partition('(')[0]}(), which is not read; {GIVE_LOG}" for call in stages
     ]
@@ -266,7 +242,11 @@ def _said(tree: dict[str, Any], path: str, sets: Sets, called: Iterable[str]) ->
         word = next((name for name in (mixed.get("_args_") or [""])[:1] if name), None) or mixed.get(CLASS)
         word = None if word == "MixedPrecisionConfig" else word
     name = str(word.code if isinstance(word, Computed) else word or "bf16").removesuffix("()").rpartition(".")[2]
-    fields = _PRECISIONS.get(re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name))
+    short, known = (
+        re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name),
+        table_file(bridge_table.RECIPES)["precisions"],
+    )
+    fields: dict[str, Any] | None = next((known[words] for words in known if short in words.split()), None)
     if fields is None and told(sets, "performance.precision") is None:
         raise ConfigError(f"{path}: unknown mixed precision {name}; add --set performance.precision=NAME")
     # mixed_precision.py: put over ddp's, true but for fp16_mixed
@@ -274,7 +254,7 @@ def _said(tree: dict[str, Any], path: str, sets: Sets, called: Iterable[str]) ->
     fields = {} if fields is None else over | fields
     maker = str(mixed.get(CLASS)) if isinstance(mixed, dict) else ""
     by_precision = {f"mixed_precision.{key}": value for key, value in fields.items()}
-    said = by_precision | set_by_calls([*called, maker]) | said
+    said = by_precision | bridge_table.set_by_calls([*called, maker]) | said
     return said | (flatten({"mixed_precision": _plain(mixed)}) if isinstance(mixed, dict) else {})
 
 

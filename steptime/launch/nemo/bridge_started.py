@@ -11,10 +11,11 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.job.edit import put
 from steptime.launch.devices import is_default, stated, still_true, told
+from steptime.launch.keys import table_file
 from steptime.launch.nearby_files import NearbyFiles, is_readable, read_nearby
 from steptime.launch.nemo.bridge_recipe import BASES, bridge_reading
-from steptime.launch.nemo.bridge_table import recipe_table, recipes
-from steptime.launch.nemo.bridge_workloads import Chosen, is_workload, whole, workload
+from steptime.launch.nemo.bridge_table import RECIPES, recipes
+from steptime.launch.nemo.bridge_workloads import Chosen, whole, workload
 from steptime.launch.nemo.nemo_programs import GIVE_LOG
 from steptime.launch.python.config_functions import read_function
 from steptime.launch.python.config_values import CLASS
@@ -37,7 +38,7 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     Raises:
         ConfigError: it is not known, or is changed by an option that is not read.
     """
-    table = recipe_table()["started"]
+    table = table_file(RECIPES)["started"]
     options = {name: setting for setting, names in table["options"].items() for name in names}
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     program = script.program.rpartition("/")[2]
@@ -45,8 +46,8 @@ def read_started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> 
     for word, last in zip(script.arguments, ["", *(word.text for word in script.arguments)], strict=False):
         if word.unresolved and "=" not in word.text and (not last.startswith("-") or "=" in last):  # no option's value
             raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write the value into the script')}")
-    devices, notes = stated(script, sets), still_true(script.notes, sets)
-    older = submits and is_workload(said)
+    devices, notes = stated(script.devices, script.notes, sets), still_true(script.notes, sets)
+    older = submits and not said.keys().isdisjoint({"s", "model_size"})  # as those of 0.1 and 0.2 choose a benchmark
     if submits:
         said = {table["selectors"].get(key, key): value for key, value in said.items()}
         each, nodes = whole(said.pop("gpus_per_node", None)), whole(said.pop("nodes", None))
@@ -145,9 +146,8 @@ def _scale(at: str, tree: dict[str, Any], usual: int, replicas: int) -> None:
     if batch is None or not usual or usual == replicas:
         return
     if batch * replicas % usual:
-        raise ConfigError(
-            f"{at}: a batch of {batch} for dp {usual} does not scale to dp {replicas}; add --set data.gbs=N"
-        )
+        what = f"a batch of {batch} for dp {usual} does not scale to dp {replicas}"
+        raise ConfigError(f"{at}: {what}; add --set data.gbs=N")
     put(tree, _BATCH, batch * replicas // usual)
 
 

@@ -7,39 +7,35 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import put
-from steptime.launch.keys import FOLDER
+from steptime.launch.keys import table_file
 from steptime.launch.python.config_values import CLASS, merged
 
-
-@cache
-def recipe_table() -> dict[str, Any]:
-    """The table of the framework's recipes, and of the programs that start one."""
-    return parse_mapping(*read_source(FOLDER / "megatron_bridge_recipes.yaml"))
+RECIPES = "megatron_bridge_recipes"
+"""The table of the framework's recipes, and of the programs that start one."""
 
 
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
     """What the framework's own recipes set, by the name of their function."""
-    names = recipe_table()["names"]
+    names = table_file(RECIPES)["names"]
     return {
         name: kernels(name, "families", "recipes_of") | {names[key]: value for key, value in own.items()}
-        for name, own in recipe_table()["recipes"].items()
+        for name, own in table_file(RECIPES)["recipes"].items()
     }
 
 
 def kernels(model: str, *sections: str) -> dict[str, Any]:
     """Fusions of the framework's provider of a model's repository, and of its recipes, by the beginning of the model's name."""
-    found = dict(recipe_table()["all"])
-    for family, fusions in (item for section in sections for item in recipe_table()[section].items()):
+    found = dict(table_file(RECIPES)["all"])
+    for family, fusions in (item for section in sections for item in table_file(RECIPES)[section].items()):
         found |= fusions if model.startswith(family) else {}
     return found
 
 
 def settings_of(base: str, lengths: Mapping[str, int]) -> dict[str, Any]:
     """What the recipe that a function starts from sets, by its name: all of one in the table, else what its family has."""
-    found: dict[str, Any] = recipe_table()["each"] | kernels(base, "families", "recipes_of")
+    found: dict[str, Any] = table_file(RECIPES)["each"] | kernels(base, "families", "recipes_of")
     if own := recipes().get(base.rpartition(".")[2]):
         return found | own
     length = re.search(r"_(\d+)k_", base)
@@ -55,7 +51,7 @@ def set_by_calls(calls: Iterable[str]) -> dict[str, Any]:
     >>> set_by_calls(["_perf_precision", "my_own(cfg)"])
     {'mixed_precision.grad_reduce_in_fp32': False}
     """
-    known: Mapping[str, dict[str, Any]] = recipe_table()["calls"]
+    known: Mapping[str, dict[str, Any]] = table_file(RECIPES)["calls"]
     return {key: value for call in calls for key, value in known.get(call.removesuffix("(cfg)"), {}).items()}
 
 
@@ -65,7 +61,7 @@ def unwrapped(tree: dict[str, Any]) -> dict[str, Any]:
     >>> unwrapped({"_class_": "_with_global_batch_size", "_args_": [{"_class_": "a", "train": {"x": 1}}, 8]})
     {'_class_': 'a', 'train': {'x': 1, 'global_batch_size': 8}}
     """
-    field, given = recipe_table()["wrappers"].get(tree[CLASS]), tree.get("_args_", [])
+    field, given = table_file(RECIPES)["wrappers"].get(tree[CLASS]), tree.get("_args_", [])
     if field is None or len(given) != 2 or not isinstance(given[0], dict):
         return tree
     inner = merged(given[0], {key: value for key, value in tree.items() if key not in {CLASS, "_args_"}})
@@ -79,7 +75,7 @@ def put_arguments(tree: dict[str, Any]) -> list[str]:
     >>> put_arguments(found := {"tensor_parallelism": 2, "lr": 0.1, "train": {"x": 1}, "hf_path": "a/b"}), found
     (['hf_path'], {'train': {'x': 1}, 'model': {'tensor_model_parallel_size': 2}})
     """
-    table, unread = recipe_table(), list[str]()
+    table, unread = table_file(RECIPES), list[str]()
     own = {name for name, value in tree.items() if isinstance(value, dict) and CLASS not in value}
     for name in [name for name in tree if name not in {*own, *table["sections"], "_args_"}]:
         value = tree.pop(name)

@@ -7,22 +7,16 @@ of the benchmark's function, then the options, then a batch in proportion to the
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError, closest
-from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import put
-from steptime.launch.keys import FOLDER
+from steptime.launch.keys import table_file
 from steptime.launch.python.config_values import CLASS
 
+WORKLOADS = "megatron_bridge_workloads"
+"""The table of the benchmarks."""
 _ONLY_ON = ("moe_a2a_overlap", "use_megatron_fsdp", "use_tokendrop")
-
-
-@cache
-def workload_table() -> dict[str, Any]:
-    """The table of the benchmarks."""
-    return parse_mapping(*read_source(FOLDER / "megatron_bridge_workloads.yaml"))
 
 
 class Chosen(NamedTuple):
@@ -36,18 +30,13 @@ class Chosen(NamedTuple):
     """Those of a benchmark whose batch is in proportion to the replicas; 0: of another recipe, or a benchmark for as many."""
 
 
-def is_workload(said: dict[str, Any]) -> bool:
-    """Whether the options of a launcher choose a benchmark by model and size, as those of 0.1 and 0.2 do."""
-    return bool({"s", "model_size"} & said.keys())
-
-
 def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
     """A benchmark by its options; what it takes is removed from the options.
 
     Raises:
         ConfigError: there is no such benchmark, or it is one of 0.1.
     """
-    table = workload_table()
+    table = table_file(WORKLOADS)
     for short, name in table["selectors"].items():
         if short in said:
             said[name] = said.pop(short)
@@ -57,9 +46,8 @@ def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
     precision = str(said.pop("compute_dtype", "bf16")).lower()
     name = "_".join([*chosen, precision])
     if re.search(r":25\.0\d", str(said.get("container_image"))) or {"fp8_recipe", "config_file"} & said.keys():
-        raise ConfigError(
-            f"{path}: benchmarks of Megatron-Bridge 0.1 are not known; give the log that prints the job's config"
-        )
+        what = "benchmarks of Megatron-Bridge 0.1 are not known"
+        raise ConfigError(f"{path}: {what}; give the log that prints the job's config")
     task = said.pop("task", "pretrain")
     if name not in table["workloads"] or task != "pretrain":
         what = f"{path}: {task} {name} is not a known benchmark of Megatron-Bridge {table['release']}"
@@ -72,7 +60,7 @@ def workload(path: str, said: dict[str, Any], devices: int | None) -> Chosen:
 
 
 def _config(name: str, precision: str, said: dict[str, Any], devices: int | None) -> dict[str, Any]:
-    table = workload_table()
+    table = table_file(WORKLOADS)
     model = next(model for model in table["models"] if name.startswith(f"{model}_"))
     own = {table["names"][key]: value for key, value in table["workloads"][name].items()}
     options = {key: said.pop(key) for key in table["sets"] if key in said}
@@ -109,7 +97,7 @@ def _set_by(options: dict[str, Any]) -> dict[str, Any]:
             continue
         listed = option in {"cuda_graph_scope", "recompute_modules"} and isinstance(given, str)
         value = given.split(",") if listed else given
-        fields |= {key: value if sets == "=" else sets for key, sets in workload_table()["sets"][option].items()}
+        fields |= {key: value if sets == "=" else sets for key, sets in table_file(WORKLOADS)["sets"][option].items()}
     return fields
 
 

@@ -32,13 +32,6 @@ _LOG = re.compile(
     re.MULTILINE,
 )
 _FLAT = re.compile(r"^\s*([A-Za-z_]\w*(?:\.\w+|\[[^]]+\])+) = (.+)$")
-_USUAL = {
-    "megatron_gpt_pretraining.py": "megatron_gpt_config",
-    "megatron_gpt_finetuning.py": "megatron_gpt_finetuning_config",
-    "megatron_gpt_sft.py": "megatron_gpt_sft",
-    "megatron_gpt_peft_tuning.py": "megatron_gpt_peft_tuning_config",
-}
-"""Program of NeMo 1 -> the config that it reads where none is named (its hydra_runner)."""
 _STAGES = ("training", "fine_tuning", "peft")
 """Stages of NeMo's launcher that train, each with a folder of configs."""
 _RELEASE = re.compile(r"nemo[:@](\d\d\.\d\d)|NeMo[ -](?:Framework )?(\d\d\.\d\d)")
@@ -99,7 +92,8 @@ def _started(path: str, script: Script, sets: Sets, nearby: NearbyFiles) -> Read
         return None
     file = nearby.path(script.program)
     own = NearbyFiles(file and file.parent)
-    reading = read_program(path, script.program, text, script.arguments, sets, own, stated(script, sets))
+    devices = stated(script.devices, script.notes, sets)
+    reading = read_program(path, script.program, text, script.arguments, sets, own, devices)
     if reading is not None:
         reading.config.setdefault("notes", []).extend(still_true(script.notes, sets))
     return reading
@@ -116,7 +110,7 @@ def _of_script(path: str, script: Script, nearby: NearbyFiles) -> tuple[dict[str
         name = f"{script.program.removesuffix('main.py')}conf/{stage}/{said[stage]}.yaml"
         said = {key.removeprefix(f"{stage}."): value for key, value in flags if key.startswith(f"{stage}.")}
     else:
-        usual = _USUAL.get(posixpath.basename(script.program), "")
+        usual = load_table("nemo1").raw["programs"].get(posixpath.basename(script.program), "")
         own = str(said.pop("config_name", usual)).removesuffix(".yaml")
         if not own:
             what = f"line {script.line} launches {script.program}, which names no config"

@@ -19,13 +19,6 @@ from steptime.launch.reading import OTHER_MODEL, Reading
 _APEX = "distributed_fused_adam"
 _PARTS = ("preprocessor", "encoder", "decoder", "generator", "unet", "mm_cfg", "language_model")
 """Sections of NeMo 1's models of speech, images, translation and classification; a GPT has its sizes in the model itself."""
-_LAYERS = {
-    "megatron_falcon_gpt": "Falcon's layers",
-    "megatron_gemma2": "Gemma 2's layers",
-    "te_gpt_hyena": "Hyena layers",
-}
-"""Names of a model -> what it has in place of Megatron-Core's layers (megatron_gpt_model.py, get_specs)."""
-
 _GRIFFIN = "megatron_griffin"
 """The name of a whole config of examples/nlp/language_modeling/megatron_griffin_pretraining.py."""
 _CONVERTED = {"model.mcore_gpt": True, "model.transformer_engine": True}
@@ -66,7 +59,7 @@ def read_one(config: NemoConfig) -> Reading:
         # megatron_gpt_model.py, build_train_valid_test_datasets: the length of its samples is that of the data section
         instead = f"from the data section, not encoder_seq_length {lengths[0]}"
         keys.notes.append(f"sequences of {lengths[1]} tokens, {instead}")
-    if layers := _LAYERS.get(str(said.get("model.name"))):
+    if layers := load_table("nemo1").raw["other_layers"].get(str(said.get("model.name"))):
         keys.leave_out("model.name", layers)
     software = config.profile(_in_megatron_words(keys))
     if isinstance(keys.get("trainer.devices"), int) and keys.values.get("trainer.num_nodes") is not None:

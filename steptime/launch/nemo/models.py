@@ -13,7 +13,7 @@ from steptime.job.edit import read_model
 from steptime.launch.devices import told
 from steptime.launch.keys import KeyTable, rule_of, spelled, table_file
 from steptime.launch.named_models import preset_of
-from steptime.launch.nemo.bridge_table import recipe_table
+from steptime.launch.nemo.bridge_table import RECIPES
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import class_of
 from steptime.launch.python.config_values import CLASS, Computed, dotted, last_name, syntax_of
@@ -40,21 +40,6 @@ def class_preset(name: str) -> str | None:
     return preset_of(f"{family}-{size}".strip("-"))
 
 
-_FIELDS = {
-    "num_layers": "n_layers", "hidden_size": "hidden_sz", "ffn_hidden_size": "inter_sz", "num_attention_heads": "n_q_heads",
-    "num_query_groups": "n_kv_heads", "kv_channels": "head_dim", "vocab_size": "vocab_sz",
-    "share_embeddings_and_output_weights": "tie_embeddings", "qk_layernorm": "qk_norm", "add_qkv_bias": "qkv_bias",
-    "mtp_num_layers": "mtp", "num_moe_experts": "moe.n_experts", "moe_ffn_hidden_size": "moe.expert_inter_sz",
-    "moe_router_topk": "moe.experts_per_token",
-}  # fmt: skip
-"""Fields of a GPT's config (megatron/core/transformer/transformer_config.py, models/gpt_provider.py) -> of a model."""
-_KINDS = {
-    "normalization": "norm", "gated_linear_unit": "glu", "add_bias_linear": "bias", "window_size": "attention.window",
-    "multi_latent_attention": "attention.kind", "num_moe_experts": "moe", "moe_layer_freq": "moe",
-}  # fmt: skip
-"""Fields that make a model of another kind, where they are not as the preset has them -> of a model."""
-
-
 def changed(path: str, preset: str, said: dict[str, Any], section: str, sets: Sets) -> Any:
     """A preset with what the recipe sets over it, in its section of the config.
 
@@ -67,8 +52,9 @@ def changed(path: str, preset: str, said: dict[str, Any], section: str, sets: Se
         return {"hf": file}
     if told(sets, "model") is not None:
         return preset
-    _same_kind(path, preset, listed, {key: said.get(f"{section}.{key}") for key in _KINDS}, section)
-    for name, field in _FIELDS.items():
+    table = table_file("nemo2_models")
+    _same_kind(path, preset, listed, {key: said.get(f"{section}.{key}") for key in table["kinds"]}, section)
+    for name, field in table["fields"].items():
         key = f"{section}.{name}"
         if isinstance(value := said.get(key), Computed) and told(sets, f"model.{field}") is None:
             raise ConfigError(f"{path}: {key} is computed ({value.code}); add --set model.{field}=N")
@@ -97,7 +83,7 @@ def _as_listed(name: str, value: Any, listed: Model) -> bool:
         dense = value.count(0) if isinstance(value, list) else 0 if value == 1 else None
         return bool(dense == (listed.moe.n_dense_layers if listed.moe else 0))
     own: Any = listed
-    for part in _KINDS[name].split("."):
+    for part in table_file("nemo2_models")["kinds"][name].split("."):
         own = getattr(own, part, None)
     if name == "multi_latent_attention":
         return bool(value) == bool(own == "mla")
@@ -167,7 +153,9 @@ def model_of(section: Any) -> tuple[str | None, dict[str, Any]]:
     provider = str(section.get(CLASS)).rpartition(".")[2]
     named = re.sub(r"(?:Model)?Provider$", "", re.sub(r"(?:Model)?Provider(?=\d)|Model(?=\d)", "Config", provider))
     # qwen_provider.py: heads as Hugging Face's models have them, unlike NeMo 2's classes
-    sizes = {} if named.startswith("Qwen2") else classes().get(named) or recipe_table()["providers"].get(provider, {})
+    sizes = (
+        {} if named.startswith("Qwen2") else classes().get(named) or table_file(RECIPES)["providers"].get(provider, {})
+    )
     fields = {f"model.{key}": value for key, value in sizes.items()}
     presets = (preset_of(name) for name in given)
     return next((found for found in (*presets, None if fields else class_preset(named)) if found), None), fields

@@ -14,17 +14,9 @@ from steptime.launch.nemo.models import class_preset, classes, with_own_class
 from steptime.launch.nemo.nemo_run import plugin_of, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, class_of
+from steptime.launch.python import config_values as syntax
 from steptime.launch.python.config_functions import read_function
-from steptime.launch.python.config_values import (
-    CLASS,
-    FUNCTION,
-    Computed,
-    dotted,
-    literal,
-    options_in,
-    syntax_of,
-    with_function,
-)
+from steptime.launch.python.config_values import CLASS, FUNCTION, Computed, dotted
 from steptime.launch.reading import Reading, Sets
 from steptime.launch.vocabulary import entries_of
 
@@ -43,14 +35,14 @@ def as_function(path: str, text: str) -> str:
     Raises:
         ConfigError: it sets the recipe in a loop, by setattr or the like.
     """
-    module = syntax_of(text)
+    module = syntax.syntax_of(text)
     for body in main_parts(module):
         if name := next((found for node in body if (found := _kept_in(node))), ""):
             kept = on_which({name}, body)
             if other := next((node for node in body if node not in kept and sets_part(name, node)), None):
                 what = "sets the recipe in a way that is not read"
                 raise ConfigError(f"{path}: line {other.lineno} {what}; {GIVE_LOG}")
-            return with_function(text, *with_arguments(arguments_of(module), kept), f"return {name}")
+            return syntax.with_function(text, *with_arguments(arguments_of(module), kept), f"return {name}")
     return ""
 
 
@@ -112,8 +104,8 @@ def _each(targets: list[ast.expr]) -> list[ast.expr]:
 def arguments_of(module: ast.Module) -> dict[str, Any]:
     """Argument -> its literal default; None without one, unless it is required."""
     found: dict[str, Any] = {}
-    for name, said in options_in(module):
-        action = literal(said.get("action"))
+    for name, said in syntax.options_in(module):
+        action = syntax.literal(said.get("action"))
         usual = ast.Constant(not _SWITCHES[action] if action in _SWITCHES else None)
         default = said.get("default", usual)
         plain = action in _SWITCHES or "action" not in said
@@ -174,7 +166,7 @@ def as_train_call(path: str, text: str) -> str:
     Raises:
         ConfigError: it sets one of these objects in a way that is not read.
     """
-    module = syntax_of(text)
+    module = syntax.syntax_of(text)
     for body in main_parts(module):
         found = [(node, call) for node in body if (call := _train_call(node)) is not None]
         if len(found) != 1:
@@ -191,7 +183,7 @@ def as_train_call(path: str, text: str) -> str:
             raise ConfigError(f"{path}: line {other.lineno} {what}; {GIVE_LOG}")
         said = ", ".join(f"{key}={ast.unparse(value)}" for key, value in given.items())
         statements = with_arguments(arguments_of(module), kept)
-        return with_function(text, *statements, f"return run.Partial(llm.train, {said})")
+        return syntax.with_function(text, *statements, f"return run.Partial(llm.train, {said})")
     return ""
 
 

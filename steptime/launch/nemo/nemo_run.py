@@ -262,9 +262,8 @@ def over_recipe(path: str, name: str, said: Mapping[str, Any], kind: str = "pret
         tree["trainer"]["strategy"].pop("ddp")  # of which the recipe says nothing
         method = str(said.get("peft_scheme", "lora")).lower()
         if method not in {"none", "lora"}:
-            raise ConfigError(
-                f"{path}: peft_scheme {method} of recipe {name}: adapters other than LoRA are not modeled; {give}"
-            )
+            what = f"peft_scheme {method} of recipe {name}: adapters other than LoRA are not modeled"
+            raise ConfigError(f"{path}: {what}; {give}")
         own = {key: value for key, value in settings.items() if key not in {"full", "lora"}}
         settings = table["finetune"]["all"] | own | (settings.get("full" if method == "none" else method) or {})
         tree |= {"peft": {"_target_": "nemo.collections.llm.peft.LoRA"}} if method == "lora" else {}

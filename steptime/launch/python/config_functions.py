@@ -17,25 +17,8 @@ from typing import Any, Self
 from steptime.base.config import ConfigError, near
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python import call_arguments as calls
-from steptime.launch.python.config_values import (
-    CLASS,
-    Computed,
-    attribute,
-    attribute_set,
-    cased,
-    cast,
-    computed,
-    dotted,
-    ends,
-    failed,
-    grown,
-    is_cast,
-    looked_up,
-    note_call,
-    parsed,
-    spread,
-    whole_call,
-)
+from steptime.launch.python import config_values as values
+from steptime.launch.python.config_values import CLASS, Computed, computed, dotted, failed
 from steptime.launch.python.loops import rounds
 from steptime.launch.python.module_names import DEEPEST, PythonModule
 from steptime.launch.python.operators import MOST_ITEMS, bounded, key_text, operated
@@ -65,8 +48,8 @@ def read_function(
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
     steps = iter(range(_MOST_STATEMENTS))
-    reader = _FunctionReader(path, parsed(path, text), nearby or NearbyFiles(), bases, steps)
-    offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
+    reader = _FunctionReader(path, values.parsed(path, text), nearby or NearbyFiles(), bases, steps)
+    offered = [key for key, found in reader.functions.items() if values.ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
             what = "several config functions" if offered else f"no function that returns {returns}"
@@ -160,7 +143,7 @@ class _FunctionReader(PythonModule):
                     with suppress(ConfigError):  # an attribute of what it has set before
                         self.assign(target, Computed(inner.lineno, f"{ast.unparse(inner.value)} if {test}"), names)
             elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
-                note_call(inner.value, names, CALLED)
+                values.note_call(inner.value, names, CALLED)
 
     def changes(self, node: ast.Call) -> bool:
         """Whether a call may change a config: a list that grows, a function that can be followed, or any of a repository's."""
@@ -171,12 +154,12 @@ class _FunctionReader(PythonModule):
     def effect(self, node: ast.Call, names: Tree, depth: int) -> None:
         """The effect of a call: a function that changes a config, or a list that grows."""
         path = dotted(node.func)
-        if path == ["setattr"] and (target := attribute_set(node, lambda part: self.value(part, names, depth))):
+        if path == ["setattr"] and (target := values.attribute_set(node, lambda part: self.value(part, names, depth))):
             self.assign(target, self.value(node.args[2], names, depth), names)
             return
         owner = self.value(node.func.value, names, depth) if isinstance(node.func, ast.Attribute) else None
         if isinstance(owner, Computed) and path[-1:] == ["append"] and isinstance(names.get(path[0]), dict):
-            owner = grown(names[path[0]], path[1:-1])
+            owner = values.grown(names[path[0]], path[1:-1])
         if isinstance(owner, list) and node.args and isinstance(node.func, ast.Attribute):
             given = self.value(node.args[0], names, depth)
             owner += given if node.func.attr == "extend" and isinstance(given, list) else [given]
@@ -187,12 +170,12 @@ class _FunctionReader(PythonModule):
             if self.find(".".join(dotted(node.func))):
                 self.value(node, names, depth)
                 return
-        note_call(node, names, CALLED)
+        values.note_call(node, names, CALLED)
 
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
         """`name = ...`, `name.a.b = ...`, or several names at once."""
         if isinstance(target, ast.Tuple):
-            for item, value in zip(target.elts, spread(found, len(target.elts)), strict=True):
+            for item, value in zip(target.elts, values.spread(found, len(target.elts)), strict=True):
                 self.assign(item, value, names)
             return
         if isinstance(target, ast.Subscript) and isinstance(key := self.value(target.slice, names, 0), str):
@@ -226,10 +209,10 @@ class _FunctionReader(PythonModule):
                 return found[0].value(found[0].constants[found[1]], {}, depth + 1)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(item, names, depth) for item in node.elts]
-        if isinstance(node, ast.Attribute) and (known := attribute(node, names)) is not None:
+        if isinstance(node, ast.Attribute) and (known := values.attribute(node, names)) is not None:
             return known[0]
         if isinstance(node, ast.Call):
-            return self.config(whole_call(node), names, depth)
+            return self.config(values.whole_call(node), names, depth)
         return self.worked_out(node, names, depth)
 
     def worked_out(self, node: ast.expr, names: Tree, depth: int) -> Any:
@@ -258,7 +241,8 @@ class _FunctionReader(PythonModule):
             node = calls.calling(node, self.value(node.func, names, depth))
         called = calls.called_in(node, names)
         if isinstance(node.func, ast.Attribute) and node.func.attr in {"lower", "upper"}:
-            return cased(node, node.func.attr, self.value(node.func.value, names, depth))
+            text = self.value(node.func.value, names, depth)
+            return getattr(text, node.func.attr)() if isinstance(text, str) else computed(node)
         if not called and self.bases:  # a method of another call's result
             given = [item for inner in ast.walk(node) if isinstance(inner, ast.Call) for item in inner.args]
             return {CLASS: computed(node).code, "_args_": [self.value(item, names, depth) for item in given]}
@@ -278,9 +262,9 @@ class _FunctionReader(PythonModule):
         if isinstance(owner, dict):  # the model of a repository
             return {CLASS: called, "_args_": list(owner.get("_args_", [])), **keywords}
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
-            return calls.of_module(called, node, args, self.imports) or looked_up(called, node, args)
-        if is_cast(called) and not keywords:
-            return cast(called, node, args)
+            return calls.of_module(called, node, args, self.imports) or values.looked_up(called, node, args)
+        if called in values.CASTS and not keywords:
+            return values.cast(called, node, args)
         copies = (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
         if copies and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords

@@ -90,11 +90,6 @@ def spread(found: Any, count: int) -> list[Any]:
     return [*found] if isinstance(found, list | tuple) and len(found) == count else [found] * count
 
 
-def cased(node: ast.Call, method: str, text: Any) -> Any:
-    """A text in lower or upper case."""
-    return getattr(text, method)() if isinstance(text, str) else computed(node)
-
-
 def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
     """The result of getattr, hasattr and isinstance where the config itself determines it."""
     owner, name = args[:2]
@@ -106,27 +101,19 @@ def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
     return computed(node)
 
 
-_CASTS: dict[str, Callable[..., Any]] = {
-    "int": int, "float": float, "bool": bool, "max": max, "min": min, "round": round,
+CASTS: dict[str, Callable[..., Any] | None] = {
+    "int": int, "float": float, "bool": bool, "max": max, "min": min, "round": round, "os.environ.get": None, "os.getenv": None,
 }  # fmt: skip
-"""Python's own functions of plain values, by name."""
-
-
-_ENVIRONMENT = {"os.environ.get", "os.getenv"}
-
-
-def is_cast(called: str) -> bool:
-    """Whether a call is of one of `cast`'s functions: those of plain values, and those of the environment."""
-    return called in _CASTS or called in _ENVIRONMENT
+"""Python's own functions of plain values, by name; None: of the environment, which is not known."""
 
 
 def cast(called: str, node: ast.Call, args: list[Any]) -> Any:
-    """The result of Python's own function where all of its arguments are known plain values."""
-    plain = all(isinstance(item, int | float | str) for item in args)
-    if called in _ENVIRONMENT or not plain or any(len(str(item)) > _DIGITS for item in args):
+    """The result of one of CASTS where all of its arguments are known plain values."""
+    function, plain = CASTS[called], all(isinstance(item, int | float | str) for item in args)
+    if function is None or not plain or any(len(str(item)) > _DIGITS for item in args):
         return computed(node)
     try:
-        return _CASTS[called](*args)
+        return function(*args)
     except (TypeError, ValueError, ArithmeticError):
         return computed(node)
 

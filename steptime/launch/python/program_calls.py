@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from steptime.base.document import parse_mapping
-from steptime.launch.keys import GivenKey
+from steptime.launch.keys import GivenKey, table_file
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python.config_values import calls_in, constants_of, last_name, syntax_of
 from steptime.launch.python.program_setup import quantizes, sets_up_adapters
@@ -16,24 +16,7 @@ from steptime.launch.python.program_values import Argument, Expression, name_of,
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
 """Options of custom programs that name a file of LoRA's settings."""
-
-
 _ENABLE = "gradient_checkpointing_enable"
-_SAME = (
-    "bf16", "fp16", "gradient_checkpointing", "per_device_train_batch_size", "gradient_accumulation_steps", "deepspeed",
-    "fsdp", "optim", "max_seq_length",
-)  # fmt: skip
-_OF_TRAINER = {name: name for name in _SAME} | {"max_length": "max_seq_length"}
-PASSED: Mapping[str, Mapping[str, str]] = {
-    "TrainingArguments": _OF_TRAINER,
-    "SFTConfig": _OF_TRAINER,
-    "SFTTrainer": {"max_seq_length": "max_seq_length"},
-    "LoraConfig": {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout"},
-}
-"""Object -> its argument -> the key of Hugging Face Trainer.
-
-Source: transformers training_args.py, trl sft_config.py, trl 0.12 sft_trainer.py, peft lora/config.py.
-"""
 
 
 def passed_in(code: str) -> dict[str, Any]:
@@ -44,12 +27,12 @@ def passed_in(code: str) -> dict[str, Any]:
     >>> passed_in("t = SFTConfig(bf16=True, max_length=args.max_len)\npeft = LoraConfig(r=config['lora_r'], bias=none())")
     {'bf16': True, 'max_seq_length': Argument(name='max_len'), 'lora_r': Argument(name='lora_r')}
     """
-    tree, found = syntax_of(code), dict[str, Any]()
+    tree, found, passed = syntax_of(code), dict[str, Any](), table_file("transformers")["passed"]
     constants = _constants(tree)
-    for node in calls_in(tree, *PASSED):
+    for node in calls_in(tree, *passed):
         for keyword in node.keywords:
             unset = isinstance(keyword.value, ast.Constant) and keyword.value.value is None
-            if (key := PASSED[last_name(node.func)].get(keyword.arg or "")) is not None and not unset:
+            if (key := passed[last_name(node.func)].get(keyword.arg or "")) is not None and not unset:
                 value = value_of(keyword.value)
                 value = constants.get(value.name, value) if isinstance(keyword.value, ast.Name) else value
                 found[key] = value if found.get(key, value) == value else None
@@ -118,13 +101,9 @@ def _model(tree: ast.Module) -> dict[str, Any]:
         if node.args and last_name(getattr(node.func, "value", node)).endswith("ForCausalLM")
     ]
     names = [constants.get(arg.id, Argument(arg.id)) if isinstance(arg, ast.Name) else value_of(arg) for arg in loads]
-    given = (keyword for node in ast.walk(tree) if _is_trainer(node) for keyword in node.keywords)
+    given = (keyword for node in calls_in(tree, "SFTTrainer") for keyword in node.keywords)
     names += [name for arg in given if arg.arg == "model" and isinstance(name := _literal(arg.value, constants), str)]
     return {"model_name_or_path": names[0]} if names and all(name == names[0] for name in names) else {}
-
-
-def _is_trainer(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and last_name(node.func) == "SFTTrainer"
 
 
 def _literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
@@ -173,16 +152,6 @@ def _checkpointing(tree: ast.Module) -> dict[str, Any]:
 
 _OF_PEFT = {"lora_r": 8, "lora_dropout": 0.0}
 """What LoraConfig leaves unsaid (peft lora/config.py)."""
-_COSTLY = {
-    "per_device_train_batch_size": "data.microbatch_sz",
-    "gradient_accumulation_steps": "data.gbs",
-    "bf16": "performance.precision",
-    "fp16": "performance.precision",
-    "gradient_checkpointing": "performance.activation_checkpointing_type",
-    "optim": "performance.optimizer",
-    "max_seq_length": "data.seqlen",
-}
-_OF_ADAPTERS = {"lora_r": "model.lora.rank", "lora_target_modules": "model.lora.targets"}
 
 
 def left_to_code(
@@ -195,21 +164,18 @@ def left_to_code(
     >>> left_to_code("TrainingArguments(gradient_accumulation_steps=n // 2, bf16=args.bf16)", "a.py", {"bf16": True}, set())
     {'data.gbs': 'gradient_accumulation_steps is set by the code of a.py; add --set data.gbs=N'}
     """
-    found, costly = dict[str, str](), _COSTLY | (_OF_ADAPTERS if _sets_up_lora(code) else {})
+    found, costly = dict[str, str](), dict(table_file("transformers")["left_to_code"])
+    costly = {key: asked for key, asked in costly.items() if not key.startswith("lora_") or _sets_up_lora(code)}
     for key, value in passed_in(code).items():
         own = {key, *defaults, *known}  # the trainer's own argument has the trainer's default
         known_value = solved(value, {**defaults, **(given or {})}) is not None
         has = value.name in own if isinstance(value, Argument) else known_value
         counted = key == "gradient_accumulation_steps" and "global_batch_size" in known
         if key in costly and not has and key not in known and not counted:
-            found[costly[key]] = key
+            found[costly[key][0]] = key
     found |= {"data.gbs": found["data.microbatch_sz"]} if "data.microbatch_sz" in found else {}
-    value = {"performance.precision": "NAME", "performance.activation_checkpointing_type": "full"}
-    value |= {"performance.optimizer": "adamw", "model.lora.targets": "[q_proj,v_proj]"}
-    return {
-        plan: f"{key} is set by the code of {program}; add --set {plan}={value.get(plan, 'N')}"
-        for plan, key in found.items()
-    }
+    by = f"is set by the code of {program}; add --set"
+    return {plan: f"{key} {by} {plan}={costly[key][1]}" for plan, key in found.items()}
 
 
 def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
@@ -248,7 +214,11 @@ def of_program(
         unsaid = {key: value for key, value in _OF_PEFT.items() if key not in passed_in(code)}
         return {**unsaid, **found, "use_peft": True}
     adapts = {"use_peft", "lora_r"} & known
-    return {key: value for key, value in found.items() if adapts or key not in PASSED["LoraConfig"].values()}
+    return {
+        key: value
+        for key, value in found.items()
+        if adapts or key not in table_file("transformers")["passed"]["LoraConfig"].values()
+    }
 
 
 def is_read(name: str, value: Any) -> bool:
@@ -264,4 +234,8 @@ def of_adapters(text: str, name: str) -> dict[str, Any]:
     """
     inside = parse_mapping(text, name)
     names = {key: f"lora_{key.removeprefix('lora_')}" for key in inside}
-    return {names[key]: value for key, value in inside.items() if names[key] in PASSED["LoraConfig"].values()}
+    return {
+        names[key]: value
+        for key, value in inside.items()
+        if names[key] in table_file("transformers")["passed"]["LoraConfig"].values()
+    }

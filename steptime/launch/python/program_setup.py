@@ -13,8 +13,6 @@ from steptime.launch.python.program_values import Argument, fulfilled, value_of
 
 _PREFERENCES = re.compile(r"(?:DPO|CPO|ORPO|KTO|BCO|GRPO|PPO|RLOO|XPO|OnlineDPO|NashMD|GKD|Reward|PRM)\w*Trainer")
 """Trainers of trl (trl/trainer) that train on preferences or rewards, or beside a reference model."""
-
-
 _ON_PREFERENCES = "training on preferences or rewards"
 
 

@@ -14,8 +14,6 @@ SLICE = re.compile(r":\s*([^:]+?)(?::\s*([^:]+))?")
 _BRACES = re.compile(r"(?<!\$)\{([^{}\s'\"\\$`]*,[^{}\s'\"\\$`]*|-?\d{1,9}(?:\.\.-?\d{1,9}){1,2})\}")
 _MOST_BRACES = 1000
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-
-
 Fill: TypeAlias = Callable[[str], str]
 """A raw word as one text."""
 

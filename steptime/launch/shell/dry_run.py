@@ -47,9 +47,7 @@ class DryRun(ControlFlow):
         super().__init__(name, scope, nearby)
         self.scope.output = partial(output, self)
         self.before_end = 0  # commands until the script ends with an error, and is read on
-        self.last_exit = self.exit_line = (
-            0  # lines of the last `exit` and, by script(), of the one that ended the script
-        )
+        self.last_exit = self.exit_line = 0  # lines of the last `exit`, and of the one that ended the script
 
     def script(self, nodes: list[Statement]) -> None:
         """Interpret a whole script."""

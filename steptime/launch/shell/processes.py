@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from steptime.base.document import scalar
 from steptime.launch.devices import SET_DEVICES
-from steptime.launch.keys import KeyTable, is_costly
-from steptime.launch.shell.scope import DEVICES_ON_NODE, Unknown
+from steptime.launch.keys import KeyTable, is_costly, table_file
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, Unknown
 
 
 class Word(NamedTuple):
@@ -74,34 +74,10 @@ def flags_of(words: list[str]) -> list[tuple[str, Any]]:
     return found
 
 
-class _Launcher(NamedTuple):
-    """Options of a launcher."""
-
-    nodes: tuple[str, ...] = ()
-    per_node: tuple[str, ...] = ()
-    """Processes on each node."""
-    devices: tuple[str, ...] = ()
-    """All processes."""
-
-
-LAUNCHERS = {
-    "torchrun": _Launcher(("--nnodes",), ("--nproc-per-node", "--nproc_per_node")),
-    "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
-    "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
-    "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
-    # lightning/fabric/cli.py: lightning run model, fabric run
-    "lightning": _Launcher(("--num-nodes", "--num_nodes"), ("--devices",)),
-    "fabric": _Launcher(("--num-nodes", "--num_nodes"), ("--devices",)),
-    # composer/cli/launcher.py
-    "composer": _Launcher((), ("-n", "--nproc"), ("--world_size",)),
-    # allenai/open-instruct mason.py
-    "mason.py": _Launcher(("--num_nodes",)),
-    "msrun": _Launcher((), ("--local_worker_num",), ("--worker_num",)),
-    # IBM's Job Step Manager: sets of resources, on each host and in all
-    "jsrun": _Launcher((), ("--rs_per_host", "-r"), ("--nrs", "-n")),
-    "aprun": _Launcher((), ("--pes-per-node", "-N"), ("--pes", "-n")),
-    "mpirun": _Launcher((), ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"), ("-np", "-n", "--np")),
-}
+def options_of(launcher: str) -> dict[str, list[str]]:
+    """The options of a launcher for nodes, processes on each (per_node), and all of them (devices)."""
+    found: dict[str, list[str]] = table_file("launchers")["launchers"][launcher]
+    return found
 
 
 @dataclass
@@ -136,7 +112,7 @@ def size_of(words: list[Word], launchers: list[str], variables: Mapping[str, str
         size.devices = size.devices or (counts.get("SLURM_NTASKS") if size.per_node is None else None)
     if inner == "torchrun" and not size.unclear:
         _by_torchrun(size, words, counts)
-    if inner == "deepspeed" and (size.nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
+    if inner == "deepspeed" and (size.nodes or 0) > 1 and _option(words, options_of(inner)["nodes"]) is None:
         each = f"srun starts DeepSpeed's launcher on each of {size.nodes} nodes"
         size.unclear.append(f"{each}: number of devices unknown; {SET_DEVICES}")
     if inner == "deepspeed" and size.nodes is None and not size.unclear:
@@ -168,7 +144,7 @@ def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str
     """
     missing, size = dict[str, Unknown](), Size()
     for launcher in launchers:
-        for what, names in LAUNCHERS[launcher]._asdict().items():
+        for what, names in options_of(launcher).items():
             word = _option(words, names)
             if word is None or (what != "nodes" and launcher != launchers[-1]):
                 continue
@@ -185,11 +161,10 @@ def _stated(words: list[Word], launchers: list[str], variables: Mapping[str, str
             elif what == "nodes" and text != "-1":  # deepspeed launcher/runner.py: all nodes of the hostfile
                 missing[f"line {word.line}: {names[0]}"] = Unknown(f"{word.text!r} is no number of nodes")
     each = str(size.per_node or variables.get("SLURM_NTASKS_PER_NODE", on_node))
-    size.in_devices = bool(missing) and (
-        each != on_node or _option(words, LAUNCHERS[launchers[-1]].devices) is not None
-    )
+    in_all = _option(words, options_of(launchers[-1]).get("devices", ())) if missing else None
+    size.in_devices = bool(missing) and (each != on_node or in_all is not None)
     if size.in_devices:
-        missing = {place: each.in_devices() for place, each in missing.items()}
+        missing = {place: each.in_place_of_nodes(DEVICES_OF_JOB) for place, each in missing.items()}
     size.unclear = _asked(missing)
     return size
 
@@ -203,7 +178,8 @@ def _asked(missing: dict[str, Unknown]) -> list[str]:
     variables = [each.variable for each in missing.values() if re.fullmatch(r"[A-Za-z_]\w*", each.variable)]
     for place, unknown in missing.items():
         if unknown.variable not in variables:  # which only a run tells, whatever the variables are
-            return [f"{place}: {unknown.told_or(SET_DEVICES)}"]
+            told = unknown.told(SET_DEVICES)
+            return [f"{place}: {told if '; add --set ' in told else f'{told}, or {SET_DEVICES}'}"]
     before = " ".join(f"{name}=..." for name in dict.fromkeys(variables))
     return [
         f"{place}: {each.why}; write {before} before the command, or {SET_DEVICES}" for place, each in missing.items()
@@ -217,7 +193,7 @@ def _by_torchrun(size: Size, words: list[Word], counts: Mapping[str, int]) -> No
     """
     nodes, per_node = size.nodes or counts.get("PET_NNODES"), size.per_node or counts.get("PET_NPROC_PER_NODE")
     alone = nodes is None and not any(word.text == "--standalone" for word in words)
-    told = per_node or _option(words, LAUNCHERS["torchrun"].per_node) or any(word.unresolved for word in words)
+    told = per_node or _option(words, options_of("torchrun")["per_node"]) or any(word.unresolved for word in words)
     if not told:
         where = "on one node without --nproc-per-node and --nnodes" if alone else "per node without --nproc-per-node"
         size.default = f"torchrun, one process {where}"
@@ -252,10 +228,8 @@ def _by_hosts(size: Size, words: list[Word], variables: Mapping[str, str]) -> No
         if size.per_node:
             size.nodes, size.default = 1, f"deepspeed, {every}one node without a hostfile"
         elif counted:
-            size.devices, size.default = (
-                int(variables[counted]),
-                f"{counted} of the script, which deepspeed is not given",
-            )
+            size.devices = int(variables[counted])
+            size.default = f"{counted} of the script, which deepspeed is not given"
 
 
 _PER_NODE, _SEEN = ("NPROC_PER_NODE", "GPUS_PER_NODE"), ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -286,7 +260,7 @@ def _visible(variables: Mapping[str, str]) -> int | None:
     return len(said.split(",")) if said else int(given) if re.fullmatch(r"[1-9]\d{0,3}", given) else None
 
 
-def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:
+def _option(words: list[Word], names: Iterable[str]) -> Word | None:
     """The value of an option: --name value, --name=value, -Nvalue; the last one counts."""
     found: Word | None = None
     for i, word in enumerate(words):

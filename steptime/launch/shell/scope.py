@@ -55,9 +55,9 @@ class Unknown(NamedTuple):
         """The same as the reason for something else."""
         return self._replace(why=f"{place} ({self.why})")
 
-    def in_devices(self) -> Unknown:
-        """The same, of which the user tells the number of devices where that of nodes was asked for."""
-        return self._replace(variable=DEVICES_OF_JOB) if self.variable == NODES_OF_JOB else self
+    def in_place_of_nodes(self, variable: str) -> Unknown:
+        """The same, of which the user tells `variable` where the number of nodes was asked for; "": nothing."""
+        return self._replace(variable=variable) if self.variable == NODES_OF_JOB else self
 
     def told(self, otherwise: str) -> str:
         """The reason, and the user's fix.
@@ -69,15 +69,6 @@ class Unknown(NamedTuple):
         known[DEVICES_ON_NODE] = "add --set hardware.node_type=NAME"
         words = "pass script and arguments as one string: 'SCRIPT ARG ...'" if self.variable.isdecimal() else ""
         return f"{self.why}{self.because}; {known.get(self.variable) or words or f'write {self.variable}=... before the command'}"
-
-    def told_or(self, setting: str) -> str:
-        """The reason, and the user's fix where a setting can stand for the value.
-
-        >>> Unknown("$RANK has no value", "RANK").told_or("add --set a=N")
-        '$RANK has no value; write RANK=... before the command, or add --set a=N'
-        """
-        told = self.told(setting)
-        return told if "; add --set " in told else f"{told}, or {setting}"
 
 
 class Reason(NamedTuple):

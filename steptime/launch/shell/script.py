@@ -23,7 +23,7 @@ from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.flag_variables import flags_in, unknown_flags, word_of
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import COUNTS, Size, Word, size_of
-from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Unknown, Value, clean
+from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
 from steptime.launch.shell.usage import Example, examples_of
@@ -33,7 +33,6 @@ _OFFICIAL = re.compile(
 )
 """As Megatron-DeepSpeed's examples say: TOKENIZER_PATH=.../tokenizer.model # offical llama tokenizer.model"""
 _CONTAINER = re.compile(r"^[^#\n]*nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)", re.MULTILINE)
-
 _TAKES_WORDS = re.compile(r"\bgetopts\b|\$\{?[#@1]")
 
 
@@ -87,7 +86,6 @@ class Script(NamedTuple):
 USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
 USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
 """Variables that every environment has, and those of the user's settings."""
-
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
 
@@ -169,9 +167,10 @@ def _read(
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {key: text for scope in (*walk.inside, walk.scope) for key, text in scope.plain().items()}
     said = variables.get("VOCAB_SIZE", "")
-    tokenizer = _first(_OFFICIAL, text).lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
+    official, container = (next(iter(pattern.findall(text)), "") for pattern in (_OFFICIAL, _CONTAINER))
+    tokenizer = official.lower() or (said if re.fullmatch(r"\d{4,6}", said) else "")
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
-    nothing = nothing._replace(tokenizer=tokenizer, container=_first(_CONTAINER, text))
+    nothing = nothing._replace(tokenizer=tokenizer, container=container)
     if launch is None and (flags := _of_fragments(nothing, walk, name)):
         return flags
     if launch is None or problems:
@@ -195,12 +194,6 @@ def _of_fragments(nothing: Script, walk: DryRun, name: str) -> Script | None:
     return found._replace(unclear=[f"no launch command: number of devices unknown; {fix}"])
 
 
-def _first(pattern: re.Pattern[str], text: str) -> str:
-    """What the pattern's group first is in a text, or ""."""
-    found = pattern.search(text)
-    return found[1] if found else ""
-
-
 def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     """A script with its launch command."""
     words = [word_of(value, scope) for value in launch.command.words]
@@ -208,7 +201,9 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
     if size.in_devices:
-        words = [word._replace(unresolved=tuple(map(_without_nodes, word.unresolved))) for word in words]
+        words = [
+            word._replace(unresolved=tuple(one.in_place_of_nodes("") for one in word.unresolved)) for word in words
+        ]
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
@@ -238,11 +233,6 @@ def _of_job(size: Size, variables: dict[str, str], line: int) -> Iterator[str]:
     if size.per_node and devices.isdecimal() and 0 < int(devices) < size.per_node and not size.default:
         told = f"line {line} starts {counted(size.per_node, 'process')} on a node, which are counted"
         yield f"{told}; Slurm gives the job {counted(int(devices), 'device')} there"
-
-
-def _without_nodes(unknown: Unknown) -> Unknown:
-    """The same reason, of which the user does not tell the number of nodes."""
-    return unknown._replace(variable="") if unknown.variable == NODES_OF_JOB else unknown
 
 
 def _of_commands(words: list[Word]) -> Iterator[str]:

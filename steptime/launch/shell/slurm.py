@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import re
 
+from steptime.launch.keys import table_file
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.scope import LINES_OF_NODE, NODES_OF_JOB, Scope, Unknown, Value
 
-_SBATCH = {
-    "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
-    "n": "SLURM_NTASKS", "gpus-per-node": "SLURM_GPUS_PER_NODE", "gres": "SLURM_GPUS_PER_NODE",
-    "gpus": "SLURM_GPUS", "G": "SLURM_GPUS", "gpus-per-task": "SLURM_GPUS_PER_TASK",
-}  # fmt: skip
-"""Headers of sbatch, and the variables that Slurm sets from them (slurm.schedmd.com/sbatch.html, output environment)."""
 _RUNNING = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PBS_JOBID")
 """Variables by which a script detects that it is running inside a job."""
 _PBS = re.compile(r"^#PBS[ \t]+-l[ \t]+select=(\d{1,6})\b(?!\S*\+)(?:\S*:mpiprocs=(\d{1,6})\b)?", re.MULTILINE)
@@ -34,10 +29,11 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
     if pbs := _PBS.search(text):
         # PBS Professional's user guide: its node file has a line for each process of mpiprocs, which is 1 by default
         found |= {NODES_OF_JOB: pbs[1], LINES_OF_NODE: pbs[2] or "1"}
+    known = table_file("launchers")["sbatch"]
     for option, value in headers:
         number = re.search(r"\bgpu(?::[^:,]+)?:(\d+)\b" if option == "gres" else r"(?:^|:)(\d+)$", value)
-        if option in _SBATCH and number:
-            found[_SBATCH[option]] = number[1]
+        if option in known and number:
+            found[known[option]] = number[1]
         elif option in {"partition", "p"}:
             found["SLURM_JOB_PARTITION"] = value
     if "SLURM_NNODES" in found:

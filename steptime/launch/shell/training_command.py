@@ -7,9 +7,9 @@ import re
 from typing import NamedTuple
 
 from steptime.launch.devices import FIRST_OF_SEVERAL
+from steptime.launch.keys import table_file
 from steptime.launch.shell.control_flow import Command
 from steptime.launch.shell.dry_run import DryRun
-from steptime.launch.shell.processes import LAUNCHERS
 
 _OTHER_WORK = re.compile(
     r"(?i)^(?!.*(?:train|tune|sft)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)"
@@ -31,10 +31,6 @@ class TrainingCommand(NamedTuple):
         return self.command.words[self.at].text
 
 
-_COMMANDS = {name: name for name in LAUNCHERS} | {"mpiexec": "mpirun"}
-_COMMANDS |= {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
-_COMMANDS["hyperpodrun"] = "torchrun"  # pypi.org/project/hyperpod-elastic-agent: torchrun's options and some of its own
-"""A word of a command -> the launcher that it is."""
 _WITH_RUN = frozenset({"lightning", "fabric"})
 """Launchers only with their subcommand: an environment may have their name."""
 _TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo", "litgpt"})
@@ -138,18 +134,19 @@ def _nothing_found(walk: DryRun) -> str:
 def launch_of(command: Command) -> TrainingCommand | None:
     """A command that has a Python program in it, and what launches that."""
     words = [value.text for value in command.words]
-    launchers: list[str] = []
+    launchers, table = list[str](), table_file("launchers")
+    known = {name: name for name in table["launchers"]} | table["commands"]
     python = False
     for i, text in enumerate(words):
         word, after = posixpath.basename(text), next(iter(words[i + 1 :]), "")
-        module = text in {"-m", "--module"} and python and after and after not in _COMMANDS
+        module = text in {"-m", "--module"} and python and after and after not in known
         if word in _PRINTS or (word in _NO_LAUNCH and not launchers):
             return None
         if re.fullmatch(r"python[\d.]*", word):
             python = True
         elif word in _WITH_RUN and after != "run":
             continue
-        elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
+        elif (launcher := known.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
             python = python or launcher in {"torchrun", "deepspeed", "accelerate", "composer", "lightning", "fabric"}
         elif word == "tune" and after == "run":

@@ -12,18 +12,11 @@ from math import ceil
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import load_table
 from steptime.launch.python.config_functions import Tree
 from steptime.launch.python.config_values import CLASS
-from steptime.launch.torchtitan.expert_settings import CLASSES, TOML_NAMES
 
 _FLOAT8, _MX, _FP4 = "quantize.linear.float8", "quantize.linear.mx", "quantize.linear.nvfp4"
-CONVERTERS = {
-    "float8": _FLOAT8, "Float8LinearConverter": _FLOAT8, "mx": _MX, "MXLinearConverter": _MX, "MXFP8LinearConverter": _MX,
-    "NVFP4LinearConverter": _FP4,
-}  # fmt: skip
-"""Name of a converter -> its section of a TOML file since 0.2."""
-_USUAL = {_FLOAT8: "rowwise", _MX: "mxfp8_cublas", _FP4: "nvfp4"}
-"""Recipe of a converter of a model's spec that names none; of NVFP4 there is one."""
 _BF16 = {"output", "lm_head", "router.gate", "auto_filter_small_kn"}
 """Modules whose GEMMs are counted in bf16, or that are excluded by their size."""
 
@@ -33,8 +26,8 @@ def put_converters(tree: Tree, given: list[Any], *, of_spec: bool) -> None:
 
     `of_spec`: they are those of the model's spec, whose float8 scales by row where no recipe is named.
     """
-    known = [item for item in given if isinstance(item, dict)]
-    of_experts = [item for item in known if _name(item) in CLASSES]
+    known, table = [item for item in given if isinstance(item, dict)], load_table("torchtitan").raw["converters"]
+    of_experts = [item for item in known if _name(item) in table["of_experts"]]
     if of_experts:
         own = {key: value for key, value in of_experts[0].items() if key in {"recipe_name", "pad_multiple"}}
         tree["quantize.experts"] = {"converter": _name(of_experts[0])} | own
@@ -45,8 +38,8 @@ def put_converters(tree: Tree, given: list[Any], *, of_spec: bool) -> None:
         others = (str(item) for item in given if not isinstance(item, dict))
         tree.setdefault("model", {})["converters"] = [*names, *others]
     for name, item in zip(names, known, strict=True):
-        if section := CONVERTERS.get(name):
-            usual = {} if section == _FLOAT8 and not of_spec else {"recipe_name": _USUAL[section]}
+        if section := table["sections"].get(name):
+            usual = {} if section == _FLOAT8 and not of_spec else {"recipe_name": table["usual"][section]}
             tree[section] = usual | _with_tail(item)
 
 
@@ -73,17 +66,17 @@ def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool, splits_data: bool)
     `splits_data`: whether shards hold different data. Where context parallelism alone shards, weights are gathered unconverted
     (torchtitan v0.2.0, torchtitan/components/quantization/float8.py, parallel_dims.dp_shard_enabled).
     """
-    key = "model.converters"
-    named = [name for name in keys.words(key) if name not in TOML_NAMES]
+    key, table = "model.converters", keys.table.raw["converters"]
+    named = [name for name in keys.words(key) if name not in table["experts_in_toml"]]
     switch = "float8.enable_float8_linear"
     if (said := str(keys.get(switch) or "false").lower()) in {"true", "dynamic"}:
         named = [*named, _FLOAT8]
     elif said != "false":
         keys.leave_out(switch, "older scaling; projections are counted unconverted")
-    known = {CONVERTERS.get(name, name) for name in named}
+    known = {table["sections"].get(name, name) for name in named}
     if _FLOAT8 not in known:
         keys.without_effect(f"{_FLOAT8}.emulate", "no converter of float8")
-    if not named or len(known) > 1 or not known <= {*_USUAL}:
+    if not named or len(known) > 1 or not known <= {*table["usual"]}:
         return {}
     section = known.pop()
     if not fsdp:
@@ -91,7 +84,7 @@ def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool, splits_data: bool)
         keys.leave_out(by, "projections in another precision without FSDP; counted unconverted")
         return {}
     keys.becomes(key, "performance.precision")
-    for other in {*_USUAL} - {section}:
+    for other in {*table["usual"]} - {section}:
         keys.without_effect(f"{other}.recipe_name", "belongs to another converter")
     found = {"precision": keys.word(f"{section}.recipe_name")}
     gathers = f"{section}.enable_fsdp_float8_all_gather"

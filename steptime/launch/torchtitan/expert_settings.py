@@ -60,30 +60,23 @@ def experts_of(keys: JobKeys, model: Any) -> dict[str, Any]:
     return found
 
 
-CLASSES = {"Float8GroupedExpertsConverter": "float8", "MXFP8GroupedExpertsConverter": "mx"}
-"""Converter of a config function -> its kind."""
-TOML_NAMES = {"quantize.grouped_mm.float8": "float8", "quantize.grouped_mm.mx": "mx"}
-"""The same by their names in `model.converters`, which are also their sections."""
-RECIPES = {
-    "mxfp8": "mxfp8_torchao", "mxfp8_rceil": "mxfp8_torchao", "mxfp8_wgrad_with_hp": "mxfp8_torchao_wgrad_hp",
-    "mxfp8_rceil_wgrad_with_hp": "mxfp8_torchao_wgrad_hp",
-}  # fmt: skip
-"""Recipe of the converter to MXFP8 -> the plan's."""
 _OWN, _KEY = "quantize.experts", "performance.moe.grouped_precision"
 
 
 def grouped_of(keys: JobKeys, *, experts: bool) -> dict[str, Any]:
     """`grouped_precision` in a plan's section of experts; nothing without a converter that finds any."""
-    sections = [name for name in keys.words("model.converters") if name in TOML_NAMES]
+    table = keys.table.raw["converters"]
+    kinds: dict[str, str] = table["experts_in_toml"]
+    sections = [name for name in keys.words("model.converters") if name in kinds]
     name = str(keys.get(f"{_OWN}.converter") or "")
-    if name in CLASSES:
-        return _said(keys, CLASSES[name], _OWN, f"{_OWN}.converter", experts=experts)
+    if name in table["of_experts"]:
+        return _said(keys, table["of_experts"][name], _OWN, f"{_OWN}.converter", experts=experts)
     if not sections:
         return {}
     found = {}
     for section in sections:
         if keys.words(f"{section}.fqns"):
-            found = _said(keys, TOML_NAMES[section], section, f"{section}.fqns", experts=experts)
+            found = _said(keys, kinds[section], section, f"{section}.fqns", experts=experts)
     if set(keys.words("model.converters")) == set(sections):
         keys.becomes("model.converters", _KEY)
     return found
@@ -98,11 +91,11 @@ def _said(keys: JobKeys, kind: str, section: str, key: str, *, experts: bool) ->
     if kind == "float8":
         return {"grouped_precision": "fp8_rowwise"}
     recipe, pads = f"{section}.recipe_name", f"{section}.pad_multiple"
-    word = str(keys.get(recipe) or "mxfp8")
+    word, recipes = str(keys.get(recipe) or "mxfp8"), keys.table.raw["converters"]["expert_recipes"]
     if keys.get(recipe) is not None:
         keys.becomes(recipe, _KEY)
-    if word not in RECIPES:
+    if word not in recipes:
         keys.approximate(recipe, "a recipe that is not known: counted as mxfp8")
     if keys.get(pads) is not None and keys.number(pads) != 128:
         keys.approximate(pads, "rows of experts are counted as padded to a multiple of 128")
-    return {"grouped_precision": RECIPES.get(word, "mxfp8_torchao")}
+    return {"grouped_precision": recipes.get(word, "mxfp8_torchao")}

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 from steptime.base.config import ConfigError, build, near, show
-from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import FOLDER
+from steptime.launch.keys import table_file
 from steptime.launch.named_models import preset_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python.config_values import CLASS
 from steptime.launch.reading import OTHER_MODEL, refusals
+from steptime.launch.torchtitan import own_flavors
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
-from steptime.launch.torchtitan.own_flavors import (
-    flat_sizes,
-    nested_sizes,
-    own_deepseek,
-    own_qwen3,
-    own_vocabulary,
-    own_width,
-    registered,
-)
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -34,21 +24,15 @@ _BUILDING = re.compile(r"Building (llama3|llama) (\S+) with (.*)")
 _DIGITS = 12
 """Longest number accepted."""
 _SIZE = re.compile(r"size: ([\d,]+) total parameters")
-
-
+MODELS = "torchtitan_models"
+"""The table of flavors."""
 NO_FAMILIES = {"source", "aliases", "not_modeled", "of_forks", "of_functions", "changed_in_functions"}
 """Keys of the table that are no model."""
 
 
-@cache
-def models() -> dict[str, Any]:
-    """The table of flavors."""
-    return parse_mapping(*read_source(FOLDER / "torchtitan_models.yaml"))
-
-
 def known_models() -> list[str]:
     """Names of models, also of those that are not modeled, the longest first."""
-    table = models()
+    table = table_file(MODELS)
     return sorted({*table, *table["aliases"], *table["not_modeled"]["models"]} - NO_FAMILIES, key=len, reverse=True)
 
 
@@ -60,7 +44,7 @@ def family_of(functions: Iterable[str]) -> str:
     """
     begins = re.compile(rf"(?:{'|'.join(known_models())})(?=_)")
     found = {begun[0] for name in functions if (begun := begins.match(name))}
-    families = {models()["aliases"].get(name, name) for name in found}
+    families = {table_file(MODELS)["aliases"].get(name, name) for name in found}
     return families.pop() if len(families) == 1 else ""
 
 
@@ -79,7 +63,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     Raises:
         ConfigError: unknown.
     """
-    table = models()
+    table = table_file(MODELS)
     if own := _of_a_fork(keys):
         return own
     name, flavor = str(keys.get("model.name")).removeprefix(SIMPLE), str(keys.get("model.flavor"))
@@ -101,9 +85,9 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         listed |= _changed(keys, family, base)
     if family in {"llama2", "llama3"} and (own := _of_registry(keys, family, flavor, listed)):
         return own
-    if family == "qwen3" and (own := own_qwen3(keys, flavor, listed)):
+    if family == "qwen3" and (own := own_flavors.own_qwen3(keys, flavor, listed)):
         return own
-    if family == "deepseek_v3" and listed is None and (own := own_deepseek(keys, flavor)):
+    if family == "deepseek_v3" and listed is None and (own := own_flavors.own_deepseek(keys, flavor)):
         return own
     renamed = {item.name for item in keys.given if item.name != item.key} - _LATER
     if family in {"llama3", "llama4"} and flavor == "debugmodel" and renamed:
@@ -119,15 +103,15 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
 
 def _changed(keys: JobKeys, family: str, flavor: str) -> dict[str, Any]:
     """What a flavor of config functions has otherwise, unless the checkout is older than that."""
-    changed = dict(models()["changed_in_functions"].get(family, {}).get(flavor, {}))
+    changed = dict(table_file(MODELS)["changed_in_functions"].get(family, {}).get(flavor, {}))
     code, since = keys.nearby.text(f"torchtitan/models/{family}/__init__.py"), changed.pop("since", "")
     return changed if code is None or since in code else {}
 
 
 def _of_its_fork(keys: JobKeys, family: str, flavor: str) -> dict[str, Any] | None:
     """A flavor of the fork whose own key the file has; None where there is none."""
-    own = next((item.name for item in keys.given if item.name in models()["of_forks"]), "")
-    listed = models()["of_forks"].get(own, {}).get(family, {}).get(flavor)
+    own = next((item.name for item in keys.given if item.name in table_file(MODELS)["of_forks"]), "")
+    listed = table_file(MODELS)["of_forks"].get(own, {}).get(family, {}).get(flavor)
     if listed is None:
         return None
     keys.notes.append(f"model {flavor}, of the fork of torchtitan that has {own}")
@@ -141,7 +125,7 @@ def _registry_sizes(keys: JobKeys, family: str, flavor: str, listed: dict[str, A
     """Sizes of a flavor that the registry beside the config has and today's torchtitan does not."""
     nearby, model = keys.nearby, build(Model, read_model(listed))
     for folder in (f"torchtitan/models/{family}", f"torchtitan/experiments/{family}"):
-        said = registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
+        said = own_flavors.registered(nearby.text(f"{folder}/__init__.py") or "", flavor)
         if str(said.get(CLASS)).endswith("ModelArgs"):
             own = {field: said[key] for key, field in _SIZES.items() if isinstance(said.get(key), int)}
             if changed := {field: size for field, size in own.items() if getattr(model, field) != size}:
@@ -185,24 +169,27 @@ def _of_registry(keys: JobKeys, family: str, flavor: str, listed: dict[str, Any]
 
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
-    of_tokenizer = own_vocabulary(keys) if family == "llama3" else {}
+    of_tokenizer = own_flavors.own_vocabulary(keys) if family == "llama3" else {}
     usual = of_tokenizer if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     nearby = keys.nearby
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
-        config = registered(nearby.text(f"{folder}/__init__.py") or "", flavor, family)
+        config = own_flavors.registered(nearby.text(f"{folder}/__init__.py") or "", flavor, family)
         of_tests = flavor == "debugmodel" and _UNSET.search(nearby.text(f"{folder}/model.py") or "")
         known = _of_test_tokenizer(keys, nearby) if of_tests else usual
-        nested = nested_sizes(config, ties=True)
-        if not (sizes := nested or flat_sizes(config)):
+        nested = own_flavors.nested_sizes(config, ties=True)
+        if not (sizes := nested or own_flavors.flat_sizes(config)):
             continue
         arguments = nearby.text(f"{folder}/model.py" if nested else f"{folder}/model/args.py") or ""
         default = re.search(r"vocab_size: int = (\d+)", arguments)
         said = {"vocab_size": default[1]} if default else known
         said = said | {key: str(value) for key, value in sizes.items()}
         if not nested and "ffn_dim:" in arguments:
-            said |= own_width(keys, said, arguments, nearby.text(f"{folder}/model/model.py") or "")
-        if own := _own(keys, flavor, listed, said, folder):
-            return own
+            said |= own_flavors.own_width(keys, said, arguments, nearby.text(f"{folder}/model/model.py") or "")
+        if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
+            continue
+        if (own := _same(listed, _sizes(keys.source, said))) != listed:
+            keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
+        return own
     return None
 
 
@@ -213,17 +200,6 @@ def _of_test_tokenizer(keys: JobKeys, nearby: NearbyFiles) -> dict[str, str]:
     """
     tokens = len((nearby.text(str(keys.values.get("model.tokenizer_path", ""))) or "").splitlines())
     return {"vocab_size": str(tokens + 256)} if tokens else {}
-
-
-def _own(
-    keys: JobKeys, flavor: str, listed: dict[str, Any] | None, said: dict[str, str], folder: str
-) -> dict[str, Any] | None:
-    """The flavor of those sizes, with a note where it is not the `listed` one; None where sizes are missing."""
-    if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
-        return None
-    if (own := _same(listed, _sizes(keys.source, said))) != listed:
-        keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
-    return own
 
 
 def from_log(path: str, text: str) -> dict[str, Any] | None:
@@ -276,7 +252,7 @@ def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
 
 def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:
     """The flavor's own section where it is the same model."""
-    return _same(models()["llama3"].get(flavor), model)
+    return _same(table_file(MODELS)["llama3"].get(flavor), model)
 
 
 def _same(own: dict[str, Any] | None, model: dict[str, Any]) -> dict[str, Any]:

@@ -57,9 +57,8 @@ def read_converted(path: str, text: str, name: str, nearby: NearbyFiles) -> tupl
         return name, tree
     if not isinstance(base, dict) or not str(base.get(CLASS)).endswith("Trainer.Config"):
         fix = "give it with --with, or a log of the job"
-        raise ConfigError(
-            f"{path}: {name}: the config that it converts is in another config_registry.py, which was not found; {fix}"
-        )
+        what = "the config that it converts is in another config_registry.py, which was not found"
+        raise ConfigError(f"{path}: {name}: {what}; {fix}")
     base = {key: value for key, value in base.items() if key != "compile"}
     over = {key: value for key, value in tree.items() if key not in {CLASS, "_args_"}}
     return name, merged(base, over) | {CLASS: "GraphTrainer.Config"}

@@ -37,12 +37,17 @@ _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint",
 
 
 def read_torchtitan(
-    path: str, text: str, env: Env = None, sets: Sets = None, nearby: NearbyFiles | None = None
+    path: str,
+    text: str,
+    env: Env = None,
+    sets: Sets = None,
+    nearby: NearbyFiles | None = None,
+    tree: Tree | None = None,
 ) -> Reading:
     """A JOB.toml, a script that names one, a log that prints the config, or a config function (FILE.py:FUNCTION).
 
     `env` may give the number of devices (WORLD_SIZE, or NGPU and NNODES). `sets`: dotted keys that the user sets; settings that
-    no file gives (parallelism.dp, model) are taken from them.
+    no file gives (parallelism.dp, model) are taken from them. `tree`: the config of a file that is read already.
 
     Raises:
         ConfigError: one line per problem: no torchtitan config, keys that it does not have, a value that is computed, an unknown
@@ -50,7 +55,7 @@ def read_torchtitan(
     """
     table, nearby = load_table("torchtitan"), nearby or NearbyFiles()
     file = split_path(path)[0]
-    tree, flags, devices, model, jobs = _read(path, text, dict(env or {}), nearby)
+    tree, flags, devices, model, jobs = _read(path, text, dict(env or {}), nearby, tree)
     later = file.endswith(".py") or CLASS in tree or "model_spec" in tree
     said = flatten(as_toml(tree) if later else tree) | flags
     if str(said.get("checkpoint.create_seed_checkpoint")).lower() == "true":
@@ -72,21 +77,22 @@ def read_torchtitan(
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", "\n".join(plain_lines(text)))
     named = version[1] if version and version[1] != "0.0.0" else ""
     release = "" if later else _release(keys, named)
-    entries = keys.whole("training.vocab_size")
-    own = {"vocab_sz": entries} if entries else {}
+    own = {"vocab_sz": entries} if (entries := keys.whole("training.vocab_size")) else {}
     model = told(sets, "model") or model or flavor_of(keys, of_function=later) | own
     reading = keys.reading(config_of(keys, model, devices, release))
     return reading._replace(framework=f"torchtitan {named or release[1:]}") if named or release else reading
 
 
 def _read(
-    path: str, text: str, env: dict[str, str], nearby: NearbyFiles
+    path: str, text: str, env: dict[str, str], nearby: NearbyFiles, tree: Tree | None
 ) -> tuple[Tree, dict[str, Any], int | None, Any, tuple[str, ...]]:
     """The config of a file, the keys that a script sets over it, devices and model of a log or a script, and a script's notes.
 
     Raises:
         ConfigError: as `read_torchtitan`.
     """
+    if tree is not None:
+        return tree, {}, None, None, ()
     file, function = split_path(path)
     if named := named_by(path, text, env, nearby):
         own = _function(named.file, named.text, named.function, nearby) if named.function else None
@@ -166,7 +172,11 @@ def as_toml(tree: Tree) -> Tree:
     given = list(converters.get("converters") or []) if isinstance(converters, dict) else []
     if isinstance(spec, dict):
         spec = {"flavor": (spec.get("_args_") or [None])[0], **spec}
-        tree["model"] = {key: spec[key] for key in _SPEC if spec.get(key) is not None} | _set_in(spec.get("model"))
+        tree["model"] = {key: spec[key] for key in _SPEC if spec.get(key) is not None}
+        # what statements set in it (model_spec.model.layer.attention.attn_backend = ...), by the last name
+        inside = spec.get("model")
+        set_in = inside if isinstance(inside, dict) and CLASS not in inside else {}
+        tree["model"] |= {name.rpartition(".")[2]: value for name, value in flatten(set_in).items()}
         if spec.get("moe_comm_backend") is not None:
             tree.setdefault("parallelism", {})["expert_parallel_comm_backend"] = spec["moe_comm_backend"]
         given += spec.get("converters") or [] if isinstance(spec.get("converters"), list) else []
@@ -189,12 +199,6 @@ def as_toml(tree: Tree) -> Tree:
         named = str(tree["loss"].get(CLASS, "CrossEntropyLoss")).removesuffix(".Config")
         tree["loss"] = {"class": named if whole else "ChunkedCELoss"}
     return {key: _bare(value) for key, value in tree.items() if value is not None}
-
-
-def _set_in(model: Any) -> Tree:
-    """What statements set inside a registered model (model_spec.model.layer.attention.attn_backend = ...), by the last name."""
-    inside = model if isinstance(model, dict) and CLASS not in model else {}
-    return {name.rpartition(".")[2]: value for name, value in flatten(inside).items()}
 
 
 def _bare(value: Any) -> Any:

@@ -149,13 +149,6 @@ def _computes(code: str) -> bool:
     return not classes or not _HANDED_ON.search(code) or any(node.id == "hidden_dim" for node in changed)
 
 
-_QWEN3 = {
-    "n_layers": "n_layers", "dim": "hidden_sz", "hidden_dim": "inter_sz", "n_heads": "n_q_heads", "n_kv_heads": "n_kv_heads",
-    "head_dim": "head_dim", "vocab_size": "vocab_sz", "enable_weight_tying": "tie_embeddings",
-}  # fmt: skip
-"""Arguments of a flavor of Qwen3 -> fields of a model."""
-
-
 def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict[str, Any] | None:
     """A dense flavor of Qwen3 in the registry of the fork that the config lies in, the `listed` one where both are the same.
 
@@ -163,10 +156,10 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
 
     Source: pytorch/torchtitan torchtitan/models/qwen3/__init__.py (qwen3_configs), whose attention normalizes queries and keys.
     """
-    file = "torchtitan/models/qwen3/__init__.py"
+    file, names = "torchtitan/models/qwen3/__init__.py", keys.table.raw["registries"]["qwen3"]
     said = nested_sizes(registered(keys.nearby.text(file) or "", flavor), ties=True) or {}
-    found: dict[str, Any] = {_QWEN3[key]: value for key, value in said.items() if key in _QWEN3}
-    if not {*_QWEN3.values()} - {"tie_embeddings"} <= found.keys():
+    found: dict[str, Any] = {names[key]: value for key, value in said.items() if key in names}
+    if not {*names.values()} - {"tie_embeddings"} <= found.keys():
         return None
     section = {"tie_embeddings": False, "qk_norm": True} | found
     if listed is not None:
@@ -177,46 +170,25 @@ def own_qwen3(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict
     return section
 
 
-_DEEPSEEK = {
-    "vocab_size": "vocab_sz", "dim": "hidden_sz", "inter_dim": "inter_sz", "n_layers": "n_layers", "n_heads": "n_q_heads",
-    "moe_inter_dim": "moe.expert_inter_sz", "n_dense_layers": "moe.n_dense_layers", "moe_args.num_experts": "moe.n_experts",
-    "moe_args.num_shared_experts": "moe.n_shared_experts", "moe_args.top_k": "moe.experts_per_token",
-    "q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank", "v_head_dim": "attention.v_head_dim",
-    "qk_nope_head_dim": "attention.qk_nope_head_dim", "qk_rope_head_dim": "attention.qk_rope_head_dim",
-}  # fmt: skip
-"""Arguments of a flavor of DeepSeek-V3 -> fields of a model."""
-_GROUPS = {
-    "n_expert_groups": "moe.n_groups",
-    "n_limited_groups": "moe.node_limit",
-    "moe_args.num_expert_groups": "moe.n_groups",
-    "moe_args.num_limited_groups": "moe.node_limit",
-}
-"""The same of the groups of experts, which one group does not limit: up to v0.2.0, and since."""
-_WITHOUT_COST = frozenset(
-    {"mscale", "rope_factor", "rope_theta", "beta_fast", "beta_slow", "original_seq_len", "max_seq_len", "norm_eps"}
-    | {"attn_type", "use_flex_attn", "attn_mask_type", "moe_args.score_func"}
-    | {f"moe_args.{name}" for name in ("route_norm", "route_scale", "score_before_experts", "load_balance_coeff")}
-)
-
-
 def own_deepseek(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
     """A flavor of DeepSeek-V3 in the registry of the fork that the config lies in; None where there is none of literal sizes.
 
     Source: pytorch/torchtitan v0.2.1 torchtitan/models/deepseek_v3/__init__.py (deepseekv3_configs) and model/args.py; of today's
     flavors the router's bias and its softmax before the choice.
     """
-    file = "torchtitan/models/deepseek_v3/__init__.py"
+    file, table = "torchtitan/models/deepseek_v3/__init__.py", keys.table.raw["registries"]
+    names: dict[str, str] = table["deepseek_v3"]
     found = flatten(registered(keys.nearby.text(file) or "", flavor, "deepseekv3"))
     said = {key: value for key, value in found.items() if key.rpartition(".")[2] not in {CLASS, "_args_"}}
-    fields = _DEEPSEEK | _GROUPS
+    fields = names | table["groups"]
     sizes = {key: said[key] for key in fields if key in said}
-    known = not said.keys() - fields.keys() - _WITHOUT_COST and _are_numbers(sizes)
-    if not known or not sizes.keys() >= _DEEPSEEK.keys() - {"q_lora_rank"}:
+    known = not said.keys() - fields.keys() - {*table["without_cost"]} and _are_numbers(sizes)
+    if not known or not sizes.keys() >= names.keys() - {"q_lora_rank"}:
         return None
     section: dict[str, Any] = {"attention": {"kind": "mla"}, "moe": {"pre_softmax": True, "expert_bias": True}}
-    one = any(sizes.get(key) == 1 for key, field in _GROUPS.items() if field == "moe.n_groups")
+    one = any(sizes.get(key) == 1 for key, field in table["groups"].items() if field == "moe.n_groups")
     for key, field in fields.items():
-        if sizes.get(key) and not (one and key in _GROUPS):  # q_lora_rank 0: none
+        if sizes.get(key) and not (one and key in table["groups"]):  # q_lora_rank 0: none
             put(section, field, sizes[key])
     keys.notes.append(f"model {flavor}, from {file}")
     return section

@@ -43,9 +43,8 @@ class Named(NamedTuple):
 
 def is_steps_alone(text: str) -> bool:
     """Whether a text is a log of steps that does not print the job's config; a comment of a script or of a TOML is no step."""
-    return bool(re.search(r"^(?!\s*#).*\bstep:\s*\d+\s", text, re.MULTILINE)) and not re.search(
-        r"Running with (?:args|configs): \{", text
-    )
+    printed = re.search(r"Running with (?:args|configs): \{", text)
+    return not printed and bool(re.search(r"^(?!\s*#).*\bstep:\s*\d+\s", text, re.MULTILINE))
 
 
 def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles) -> Named | None:

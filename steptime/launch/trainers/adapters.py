@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from steptime.launch.job_keys import text_of
-from steptime.launch.keys import GivenKey, KeyTable
+from steptime.launch.keys import GivenKey, KeyTable, table_file
 from steptime.launch.trainers.figures import Figures
 from steptime.model.lora import EVERY, MLP, QKV
 
 PARTLY = "partial training by a method other than LoRA: every weight is counted as trained"
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp32": "fp32", "float16": "fp16", "fp16": "fp16"}
 """Words for the dtype of loaded weights."""
-OWN_SWITCHES = frozenset({"use_lora", "use_qlora", "do_lora", "train_lora", "enable_lora", "train_mode"})
-"""Switches of custom programs, which have their own rank and targets by default."""
-METHODS = frozenset({
-    *("lora", "qlora", "dora", "adalora", "pissa", "loraplus", "prefix", "prefix_tuning", "ptuning", "p_tuning", "prompt_tuning"),
-    *("ia3", "freeze", "frozen", "freeze_tuning", "partial", "bitfit", "lisa", "linear_probe"),
-})  # fmt: skip
-"""Words of methods that train few weights, as programs of one's own call them."""
-AS_LORA = {
-    "pissa": "PiSSA: LoRA of other initial values is counted",
-    "loraplus": "LoRA+: LoRA of other learning rates is counted",
-}
-"""Methods whose step is LoRA's: Meng et al. 2024, arXiv 2404.02948, section 3; Hayou et al. 2024, arXiv 2402.12354, section 4."""
-NAMES: dict[str, tuple[str, ...]] = {
-    **{name: (name,) for name in EVERY},
-    **dict.fromkeys(("all", "all-linear", "all_linear", "true", "*_proj"), EVERY),
-    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "w_pack", "qkv"), QKV),
-    **dict.fromkeys(("linear_qkv", "attention.query_key_value", "attention_qkv"), QKV),
-    **dict.fromkeys(("gate_up_proj", "linear_fc1", "fc1", "mlp_fc1"), MLP[:2]),
-    **dict.fromkeys(("o", "output_proj", "dense", "linear_proj", "out_proj", "attention_dense"), ("o_proj",)),
-    **dict.fromkeys(("dense_4h_to_h", "linear_fc2", "fc2", "mlp_fc2"), ("down_proj",)),
-    **dict.fromkeys(("dense_h_to_4h",), ("up_proj",)),
-    "attention": (*QKV, "o_proj"),  # NeMo 1's halves of a layer
-    "mlp": MLP,
-}
-"""Projections by their names in models and trainers."""
-
 _QUANTIZED = re.compile(r"[-_](?:aqlm|gptq|awq|hqq|int[48]|[48]bit)(?=[-_.]|$)", re.IGNORECASE)
 """Pattern of the names of repositories with quantized weights."""
+
+
+@cache
+def _targets() -> dict[str, list[str]]:
+    """Projections by their names in models and trainers."""
+    named = {name: words.split() for words, names in table_file("adapters")["names"].items() for name in names}
+    return {name: [name] for name in EVERY} | named
 
 
 def words_of(said: Any) -> list[str]:
@@ -64,9 +46,9 @@ def lora_section(said: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[dic
     if {name.lower() for name in names} & {"q_proj", "v_proj"}:
         # a list for several families: a model with separate projections has no fused one
         # (peft tuners_utils.py, check_target_module_exists)
-        names = [name for name in names if NAMES.get(name.lower()) != QKV]
-    unknown = [name for name in names if name.lower() not in NAMES]
-    targets = [target for target in EVERY if any(target in NAMES.get(name.lower(), ()) for name in names)]
+        names = [name for name in names if _targets().get(name.lower()) != [*QKV]]
+    unknown = [name for name in names if name.lower() not in _targets()]
+    targets = [target for target in EVERY if any(target in _targets().get(name.lower(), ()) for name in names)]
     return {"rank": figures["rank"], "targets": targets, "dropout": figures["dropout"] or 0.0}, unknown
 
 
@@ -78,7 +60,11 @@ def switch_of(key: str, value: Any, table: KeyTable) -> str:
     ['use_peft', 'tuning_mode']
     """
     names = table.raw.get("own_methods")
-    named = names and str(value).lower() in METHODS and re.fullmatch(names, key.rpartition(".")[2])
+    named = (
+        names
+        and str(value).lower() in table_file("adapters")["methods"]
+        and re.fullmatch(names, key.rpartition(".")[2])
+    )
     return "use_peft" if named else key
 
 
@@ -94,8 +80,9 @@ def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, 
     asked = found.keys.left_open
     unsaid = [name for name in ("rank", "targets") if said[name] is None and f"model.lora.{name}" not in asked]
     framework = found.keys.table.framework
-    own = next((item.name for item in found.keys.given if item.name in OWN_SWITCHES), "")
-    if found.keys.table.raw.get("own_methods") and str(found.get(found.switch())).lower() in METHODS:
+    words = table_file("adapters")
+    own = next((item.name for item in found.keys.given if item.name in words["own_switches"]), "")
+    if found.keys.table.raw.get("own_methods") and str(found.get(found.switch())).lower() in words["methods"]:
         own = found.keys.names.get("use_peft", "the method of its program")
     if unsaid and (own or not usual.keys() >= {*unsaid}):
         why_not = f"{own} is not an argument of {framework}" if own else f"{framework} has no default"
@@ -111,8 +98,8 @@ def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, 
 def _is_lora(found: Figures, method: str) -> bool:
     """Whether a method is LoRA, or has its step; another one is left out."""
     key = found.figures["@adapter"]
-    if method in AS_LORA:
-        found.keys.notes.append(f"approximated: {key} {method}: {AS_LORA[method]}")
+    if why := table_file("adapters")["as_lora"].get(method):
+        found.keys.notes.append(f"approximated: {key} {method}: {why}")
     elif method not in {"lora", "qlora", "true"}:
         found.keys.leave_out(key, PARTLY)
         return False

@@ -108,8 +108,6 @@ def costly(options: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
 
 _OWN_CONFIGS = frozenset({"model_name_or_path", "base_model"})
 """The key of the model in configs that `accelerate launch` may start: of LLaMA-Factory and Hugging Face Trainer, of Axolotl."""
-
-
 _STARTS = r"\b(?:launch|train|torchrun|deepspeed|python3?)\b"
 """Words of a command that starts a config."""
 

@@ -197,9 +197,8 @@ class Figures:
         if self.on("@checkpointing") and (layers := self.whole("@checkpointed_layers") or 1) > 1:
             del performance["activation_checkpointing_type"]
             performance["recompute"] = {"granularity": "full", "method": "uniform", "n_layers": layers}
-        if mode := self.get(
-            "@layers_checkpointed"
-        ):  # torchtune: without the switch alone, and where both are set nothing is
+        # torchtune: without the switch alone, and where both are set nothing is
+        if mode := self.get("@layers_checkpointed"):
             performance.pop("activation_checkpointing_type", None)
             each = (self.whole("@each_nth") or 1) if mode == "selective" else 1
             nth = {"recompute": {"granularity": "full", "method": "every", "n_layers": each}}

@@ -21,20 +21,8 @@ from steptime.launch.python.program_setup import of_preferences, other_training
 from steptime.launch.python.program_values import defaults_in, file_of
 from steptime.launch.shell.processes import flags_of, split_words
 from steptime.launch.shell.script import Script, read_script, variables_of
+from steptime.launch.trainers import config_sections as sections
 from steptime.launch.trainers.adapters import switch_of
-from steptime.launch.trainers.config_sections import (
-    BY_README,
-    costly,
-    devices_of,
-    may_launch,
-    of_accelerate,
-    of_defaults,
-    of_readme,
-    of_section,
-    of_subcommand,
-    of_wandb,
-    without_training,
-)
 from steptime.launch.trainers.trl_defaults import of_trl
 
 
@@ -92,19 +80,19 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
     configs = [config for config in nearby.added if config.suffix in {".yaml", ".yml"}]
     others: list[Path] = []
     if not configs and not found.program and "model_name_or_path" in said:
-        started = of_readme(path, nearby.repository())
+        started = sections.of_readme(path, nearby.repository())
         if (config := _of_recipes(path, said, table, nearby, started)) is not None:
             configs = [config]
-            found = found._replace(notes=(*found.notes, BY_README.format(config.name)))
+            found = found._replace(notes=(*found.notes, sections.BY_README.format(config.name)))
         elif not started and not any(said.get(key) for key in ("use_peft", "load_in_4bit")):
             others = [other for name in table.raw.get("recipes_may") or [] if (other := nearby.path(name))]
-        said = costly(started, table) | said
+        said = sections.costly(started, table) | said
         processes = started.get("num_processes")
         said = ({"num_processes": processes} if isinstance(processes, int) else {}) | said
         if not isinstance(processes, int | None):
             why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
             found = found._replace(unclear={**found.unclear, "devices": why})
-    if not configs and not found.program and (why := may_launch(path, said, others)):
+    if not configs and not found.program and (why := sections.may_launch(path, said, others)):
         found = found._replace(unclear={**found.unclear, "sharding": why})
     counted = found.devices is not None or "devices" in found.unclear or "num_processes" in said
     if table.raw.get("launcher", {}).get("devices") and not counted and not found.program:
@@ -115,7 +103,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], nearby: 
     said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
     if said.get("global_world_size") == 1:  # of ms-swift: one process may see several devices
         del said["global_world_size"]
-    if key := without_training(said):
+    if key := sections.without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
     return found._replace(keys=said)
 
@@ -161,15 +149,15 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, nearby)
         script = script._replace(arguments=split_words(script.arguments))
-        said = of_defaults(table, nearby, script.program) | _configs(script, path, nearby, table)
-        said |= of_accelerate(script, table) | of_subcommand(script, table)
+        said = sections.of_defaults(table, nearby, script.program) | _configs(script, path, nearby, table)
+        said |= sections.of_accelerate(script, table) | sections.of_subcommand(script, table)
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
         unclear = _without_value(script) | ({} if "1" in env else _of_words(text))
         if said.get("deepspeed") in (True, None) and isinstance(said.get("deepspeed_config"), str):
             # a switch and a file (deepspeed/__init__.py, add_config_arguments)
             said["deepspeed"] = said.pop("deepspeed_config")
-        devices = devices_of(script, table, said, unclear)
+        devices = sections.devices_of(script, table, said, unclear)
         file = file_of(script.program, nearby) if "own_methods" in table.raw else script.program
         name = file.rpartition("/")[2]
         if kind := of_preferences(next((word.text for word in script.arguments[:1] if word.text.isalnum()), "")):
@@ -177,13 +165,13 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], nearby
         code = (nearby.text(file) or "") if name.endswith(".py") else ""
         return Said(said, devices, unclear, name, defaults_in(code), (*script.launched(), *script.notes), code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], nearby), text)
-    tree = of_section(parse_mapping(text, path, repeats=True), table)
+    tree = sections.of_section(parse_mapping(text, path, repeats=True), table)
     tree = resolve(tree, env | variables_of(nearby))
-    tree, program = of_wandb(tree) if "_wandb" in tree else (tree, "")
+    tree, program = sections.of_wandb(tree) if "_wandb" in tree else (tree, "")
     if isinstance(inline := tree.get("deepspeed"), dict) and inline:
         nearby.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
-    said = of_defaults(table, nearby, "") | flatten(tree)
+    said = sections.of_defaults(table, nearby, "") | flatten(tree)
     counts = {key for key, rule in table.rules.items() if rule.note in {"@devices", "@per_node", "@nodes"}}
     named, why = written("" if counts & {spelled(name, table) for name in said} else path, text)
     return Said(said, named, of_a_run(text), program=program, notes=tuple(why))

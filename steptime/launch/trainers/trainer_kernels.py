@@ -15,7 +15,6 @@ from typing import Any, get_args
 
 from steptime.launch.deepspeed import TRACED_MASK
 from steptime.launch.devices import told, told_whole
-from steptime.launch.job_keys import JobKeys
 from steptime.launch.named_models import model_field
 from steptime.launch.trainers.figures import Figures
 from steptime.software.timing_settings import GraphModule
@@ -41,18 +40,27 @@ def put_backend(found: Figures, config: dict[str, Any]) -> None:
             keys.becomes(found.figures["@backend_attention"], f"performance.{next(iter(section))}")
         else:
             keys.approximate(found.figures["@backend_attention"], "flash attention is counted")
+    put_library(found, performance.get("moe") or {})
     if config["model"]:
         latent, experts = kind_of_model(config["model"])
-        if rotation := rotation_of(latent=latent, experts=experts):
+        # the profile's is that of models with experts
+        if rotation := "complex" if latent else "" if experts else "eager":
             performance.setdefault("rope_impl", rotation)
         if found.get("@backend_rope") == "quack":
             put_quack(found, performance, honored=rotation == "eager")
         if found.on("@backend_compile"):
             put_compiled(found, performance, honored=latent or experts)
+        # experts in MXFP8, whose weight gradients stay in bf16 (nemo_automodel/components/moe/mxfp8.py)
+        if experts and keys.get("model.backend.experts") == "torch_mm_mxfp8":
+            performance.setdefault("moe", {})["grouped_precision"] = "mxfp8_torchao_wgrad_hp"
+            keys.becomes("model.backend.experts", "performance.moe.grouped_precision")
     if (listed := found.get("@backend_graphs")) is not None:
         put_graphs(found, performance, listed)
-    put_library(found, performance.get("moe") or {})
-    put_experts(found, config)
+
+
+def kind_of_model(section: Any) -> tuple[bool, bool]:
+    """Whether a model has latent attention, and whether it has experts."""
+    return model_field(section, "attention.kind") == "mla", model_field(section, "moe") is not None
 
 
 def put_library(found: Figures, moe: dict[str, Any]) -> None:
@@ -62,28 +70,6 @@ def put_library(found: Figures, moe: dict[str, Any]) -> None:
     if hybrid or moe.get("dispatcher") != "flex":
         moe.pop("deepep_sms", None)
         found.keys.without_effect("model.backend.dispatcher_num_sms", "only DeepEP is limited by them")
-
-
-def put_experts(found: Figures, config: dict[str, Any]) -> None:
-    """Experts in MXFP8, whose weight gradients stay in bf16 (nemo_automodel/components/moe/mxfp8.py)."""
-    experts = found.keys.get("model.backend.experts")
-    if experts == "torch_mm_mxfp8" and config["model"] and kind_of_model(config["model"])[1]:
-        config["performance"].setdefault("moe", {})["grouped_precision"] = "mxfp8_torchao_wgrad_hp"
-        found.keys.becomes("model.backend.experts", "performance.moe.grouped_precision")
-
-
-def kind_of_model(section: Any) -> tuple[bool, bool]:
-    """Whether a model has latent attention, and whether it has experts."""
-    return model_field(section, "attention.kind") == "mla", model_field(section, "moe") is not None
-
-
-def rotation_of(*, latent: bool, experts: bool) -> str:
-    """The unfused rotary embedding where it is not the profile's, which models with experts have: "" there.
-
-    >>> rotation_of(latent=True, experts=True), rotation_of(latent=False, experts=True), rotation_of(latent=False, experts=False)
-    ('complex', '', 'eager')
-    """
-    return "complex" if latent else "" if experts else "eager"
 
 
 def put_quack(found: Figures, performance: dict[str, Any], *, honored: bool) -> None:
@@ -128,6 +114,8 @@ _UNFUSED = {"eager", "aot_eager", "aot_ts_nvfuser"}
 _OFF = {"none", "", "false", "0", "0.0", "1"}
 """Values with which an option of the table's `own_loss` has no loss of its own; 1 rank of sequence_parallel_size."""
 _ATTENTION = re.compile(r"flash_?att|attn_impl")
+_FLASH = re.compile(r"fa\d|flash_?att|kernels-community")
+"""Words of FlashAttention's own package, for which transformers makes no mask."""
 
 
 def put_kernels(found: Figures, config: dict[str, Any]) -> None:
@@ -143,7 +131,8 @@ def put_kernels(found: Figures, config: dict[str, Any]) -> None:
         return
     backend = str(found.get("@compile_backend") or found.get("@dynamo") or "inductor").lower()
     section: dict[str, Any] = {} if backend in _UNFUSED else {"compile": "all"}
-    if not names_flash(keys):
+    said = {str(value).lower() for key, value in keys.values.items() if _ATTENTION.search(key)}
+    if not any(value == "true" or _FLASH.match(value) for value in said):
         section |= TRACED_MASK
     if found.deepcompile and config["parallelism"].get("zero_level") == 3:
         section["overlap"] = {"dp": False}
@@ -202,9 +191,3 @@ def liger_chunks(hidden: int, vocab: int) -> int:
     (32, 8, 32)
     """
     return 1 << ((-(-vocab // hidden)).bit_length() - 1)
-
-
-def names_flash(keys: JobKeys) -> bool:
-    """Whether a file asks for FlashAttention's own package, for which transformers makes no mask."""
-    said = {str(value).lower() for key, value in keys.values.items() if _ATTENTION.search(key)}
-    return any(value == "true" or re.match(r"fa\d|flash_?att|kernels-community", value) for value in said)

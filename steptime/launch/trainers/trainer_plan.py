@@ -28,7 +28,7 @@ from steptime.launch.trainers.key_spellings import defaults_with, plainly, renam
 from steptime.launch.trainers.olmo_core import program_of
 from steptime.launch.trainers.trainer_files import Said, own_defaults, said_in
 from steptime.launch.trainers.trainer_kernels import kind_of_model, put_kernels, put_model_kernels
-from steptime.launch.trainers.trainer_sharding import put_fsdp, put_pipeline_engine, put_zero
+from steptime.launch.trainers.trainer_sharding import put_bf16_optimizer, put_fsdp, put_uneven_stages, put_zero
 from steptime.launch.trainers.trl_defaults import of_unknown_trl
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 
@@ -52,7 +52,7 @@ def read_trainer(
     own = own_defaults(found, table, nearby)
     defaults = defaults_with(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
-    keys.notes += still_true(found.notes, sets)
+    keys.nearby, keys.notes = nearby, [*keys.notes, *still_true(found.notes, sets)]
     keys.launcher = None if "devices" in found.unclear else keys.launcher
     keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
     if why := found.unclear.get("sharding"):
@@ -64,7 +64,7 @@ def read_trainer(
     values = {key: scalar(value) if isinstance(value, str) else value for key, value in texts.items()}
     for why in set_up_in(found.code, said, set(own), values):
         keys.assumed_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
-    return _Plan(keys, found, nearby).reading()
+    return _Plan(keys, found).reading()
 
 
 _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
@@ -74,9 +74,9 @@ _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 class _Plan(Figures):
     """The plan of one job: what the table puts into it directly, and what is derived."""
 
-    def __init__(self, keys: JobKeys, found: Said, nearby: NearbyFiles) -> None:
+    def __init__(self, keys: JobKeys, found: Said) -> None:
         super().__init__(keys)
-        self.devices, self.open_devices, self.nearby = stated(found, keys.sets), found.unclear.get("devices"), nearby
+        self.devices, self.open_devices = stated(found.devices, found.notes, keys.sets), found.unclear.get("devices")
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_with") or {}).values(), keys.table.raw.get("own_arguments") or []]
         sections = tuple(keys.table.raw.get("own_sections") or ())
@@ -112,7 +112,8 @@ class _Plan(Figures):
         """The plan with what became of every key."""
         keys, config = self.keys, self.config
         config["performance"] = {"software": self._software()} | self._precision() | config["performance"]
-        put_pipeline_engine(self, config)
+        put_bf16_optimizer(self, config)
+        put_uneven_stages(self, config)
         if self.on("@checkpointing") and (self._sharded() or not keys.table.raw.get("replays_sharded")):
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if (word := str(self.get("@checkpointing"))) == "offload":  # Axolotl, utils/schemas/validation.py
@@ -155,7 +156,7 @@ class _Plan(Figures):
         profiles = self.keys.table.raw["software"]
         staged = "deepspeed" in profiles and self.keys.get("zero_stage") is not None
         if self.on("@deepspeed") or (staged and not self._sharded()):
-            put_zero(self, self.config, self.nearby)
+            put_zero(self, self.config)
             return str(profiles["deepspeed"])
         if self._sharded():
             self.hybrid = put_fsdp(self, self.config, self._precision()["precision"])
@@ -204,8 +205,7 @@ class _Plan(Figures):
             if "inter_sz" not in config["model"] and not config["model"].get("glu", True):
                 config["model"]["inter_sz"] = 4 * size_of(config["model"]["hidden_sz"], 0)
             if "vocab_sz" not in config["model"] and (entries := self._entries()) is not None:
-                config["model"]["vocab_sz"], whose = entries
-                keys.notes.append(f"vocabulary not set, {whose} assumed: {entries[0]}")
+                config["model"]["vocab_sz"] = entries
             elif "vocab_sz" not in config["model"]:
                 keys.ask("model.vocab_sz", "vocabulary size unknown")
             return
@@ -215,7 +215,7 @@ class _Plan(Figures):
             config["model"] = {"preset": preset} | config["model"]
             return
         if changes := str(self.get("@overrides") or ""):
-            config["model"] = of_overrides(str(self.get("@model_type")), changes, self._counted())
+            config["model"] = of_overrides(str(self.get("@model_type")), changes, self._entries())
             if config["model"]:
                 return
         found = Path(name) / "config.json"
@@ -225,28 +225,24 @@ class _Plan(Figures):
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
         what = f"model {name!r} is not among the presets{begins(name)}" if name else f"model unknown{self.words}"
-        if self.alone and (script := self.nearby.script_of(keys.source)):
+        if self.alone and (script := keys.nearby.script_of(keys.source)):
             raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
             what = f"model {name} has no value"
         keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"
 
-    def _counted(self) -> int | None:
-        """Entries of the tokenizer, with a note."""
-        if (found := self._entries()) is not None:
+    def _entries(self) -> int | None:
+        """Entries of the tokenizer that the keys name, with a note on whose they are."""
+        kind, files = self.get("@tokenizer"), [str(name) for name in [self.get("@vocabulary")] if name]
+        found = entries_of(str(kind or ""), files, self.keys.nearby) if kind or files else None
+        model = self.config["model"]
+        if found is None and (heads := model.get("n_q_heads")):
+            sizes = {"n_kv_heads": heads} | {key: model.get(key) for key in SIZES if key in model}
+            found = of_same_sizes(sizes, files, "/".join(self.keys.source.split("/")[-2:]))
+        if found is not None:
             self.keys.notes.append(f"vocabulary not set, {found[1]} assumed: {found[0]}")
         return found[0] if found else None
-
-    def _entries(self) -> tuple[int, str] | None:
-        """Entries of the tokenizer that the keys name, and whose they are."""
-        kind, files = self.get("@tokenizer"), [str(name) for name in [self.get("@vocabulary")] if name]
-        if (found := entries_of(str(kind or ""), files, self.nearby) if kind or files else None) is not None:
-            return found
-        model = self.config["model"]
-        heads = model.get("n_q_heads")
-        sizes = {"n_kv_heads": heads} | {key: model.get(key) for key in SIZES if key in model}
-        return of_same_sizes(sizes, files, "/".join(self.keys.source.split("/")[-2:])) if heads else None
 
     def _batch(self) -> None:
         """Data-parallel ranks, and the batch that they share."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import told
-from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.trainers.figures import Figures, size_of
 from steptime.launch.zero_offload import offload_of
 
@@ -74,14 +73,14 @@ def _of_version_1(found: Figures) -> dict[str, Any]:
     return early | none | ({"original_params": False} if flat else {})
 
 
-def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles) -> None:
+def put_zero(found: Figures, config: dict[str, Any]) -> None:
     """Put the stage into the config, and what is in the host's memory; what is not set stays open."""
     keys, said = found.keys, str(found.get("@deepspeed"))
     name = "" if said.lower() in {"none", "true"} else said
     if name:
         keys.put("deepspeed", True)
         keys.put("deepspeed_config", name)
-        extras = put_deepspeed_config(keys, nearby)
+        extras = put_deepspeed_config(keys)
         _put_engine(found, name, extras.engine)
         config["parallelism"] |= {"zero_plus_plus": extras.zero_plus_plus} if extras.zero_plus_plus else {}
         config["parallelism"] |= {"tp": extras.tp} if extras.tp > 1 else {}
@@ -93,7 +92,7 @@ def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles) -> Non
     if stage is None and (in_name := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
         stage = in_name[1]
         keys.notes.append(f"ZeRO stage {stage} from the name {name}")
-    there = nearby.text(name) is not None  # then it says so itself
+    there = keys.nearby.text(name) is not None  # then it says so itself
     if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
         keys.leave_out(found.figures["@deepspeed"], "states in host memory")
     if stage is not None:
@@ -103,7 +102,7 @@ def put_zero(found: Figures, config: dict[str, Any], nearby: NearbyFiles) -> Non
         keys.left_open.setdefault("parallelism.zero_level", why)
 
 
-def _put_bf16_optimizer(found: Figures, config: dict[str, Any]) -> None:
+def put_bf16_optimizer(found: Figures, config: dict[str, Any]) -> None:
     """States in bf16 jobs of DeepSpeed's pipeline engine are sharded over data parallelism at stage 0 too.
 
     DeepSpeed runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer wherever pipeline_parallelism is; GPT-NeoX builds a
@@ -117,7 +116,7 @@ def _put_bf16_optimizer(found: Figures, config: dict[str, Any]) -> None:
         config["parallelism"]["zero_level"] = 1
 
 
-def _put_uneven_stages(found: Figures, config: dict[str, Any]) -> None:
+def put_uneven_stages(found: Figures, config: dict[str, Any]) -> None:
     """Layers that the stages of DeepSpeed's pipeline engine do not divide: one more on each of the first stages.
 
     DeepSpeed runtime/pipe/module.py, _partition_layers: stages as equal as they can be.
@@ -126,12 +125,6 @@ def _put_uneven_stages(found: Figures, config: dict[str, Any]) -> None:
     if found.keys.table.raw.get("pipeline_engine") and pp > 1 and layers > pp and layers % pp:
         config["parallelism"]["layers_per_stage"] = [layers // pp + (stage < layers % pp) for stage in range(pp)]
         found.keys.notes.append(f"{layers} layers on {pp} stages: one more on each of the first {layers % pp}")
-
-
-def put_pipeline_engine(found: Figures, config: dict[str, Any]) -> None:
-    """What DeepSpeed's pipeline engine decides itself: which states are sharded, and the layers of its stages."""
-    _put_bf16_optimizer(found, config)
-    _put_uneven_stages(found, config)
 
 
 _ENGINE = {"whole": "@batch", "micro": "@micro", "steps": "@steps", "bf16": "@bf16", "fp16": "@fp16"}

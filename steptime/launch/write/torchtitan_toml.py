@@ -17,8 +17,8 @@ from steptime.job.edit import read_model, value_at
 from steptime.job.fsdp_rules import reduce_dtype
 from steptime.job.job import Job
 from steptime.job.stated import stated
-from steptime.launch.keys import KeyTable, load_table
-from steptime.launch.torchtitan.flavors import NO_FAMILIES, models
+from steptime.launch.keys import KeyTable, load_table, table_file
+from steptime.launch.torchtitan.flavors import MODELS, NO_FAMILIES
 from steptime.launch.torchtitan.plan_sections import dealt
 from steptime.launch.write.plain_keys import plain_keys, unusual, word_for
 from steptime.model.model import Model
@@ -56,7 +56,7 @@ def other_router(model: Model) -> dict[str, Any]:
 @cache
 def _flavors() -> dict[tuple[str, str], Model]:
     """All flavors that job configs in TOML can name."""
-    table = models()
+    table = table_file(MODELS)
     return {
         (family, name): build(Model, read_model(dict(section)))
         for family in table
@@ -89,12 +89,6 @@ def compiled(config: Mapping[str, Any]) -> list[str]:
     if parts := _COMPONENTS.get(str(value_at(config, "performance.compile"))):
         return parts
     return ["loss"] if value_at(config, "performance.loss_impl") == "compiled" else []
-
-
-def compile_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The section compile, without which nothing is compiled."""
-    parts = compiled(config)
-    return {"compile.enable": True, "compile.components": parts} if parts else {}
 
 
 def hides_tp(config: Mapping[str, Any]) -> bool:
@@ -153,14 +147,14 @@ def toml(job: Job) -> str:
     table, config = load_table("torchtitan"), job.to_config()
     said = unusual(plain_keys(config, table) | _keys(job, table), table)
     left_out = _LEFT_OUT if hides_tp(config) else {*_LEFT_OUT, ASYNC_TP}
-    if (
-        hides_tp(config) and stated(job, "performance.recompute_stops_early") is None
-    ):  # a graph recomputes what it needs
+    # a graph recomputes what it needs
+    if hides_tp(config) and stated(job, "performance.recompute_stops_early") is None:
         left_out = {*left_out, "activation_checkpoint.early_stop"}
     said = {key: value for key, value in said.items() if key not in left_out and not key.startswith("quantize.")}
     # said even where they are the defaults: which model is trained is not left to them
     said = (flavor(job.model) or {"model.name": NONE}) | said
-    said |= compile_keys(config) | converter_keys(job, config, table)
+    said |= {"compile.enable": True, "compile.components": parts} if (parts := compiled(config)) else {}
+    said |= converter_keys(job, config, table)
     sections: dict[str, dict[str, Any]] = {}
     for key, value in said.items():
         section, _, name = key.rpartition(".")
