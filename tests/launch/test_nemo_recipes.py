@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from test_files_of_forks import SETS, asked, written
 
+from steptime.base.config import ConfigError
 from steptime.launch.nemo.models import class_preset, classes
+from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
 PROGRAM = """\
@@ -336,3 +338,12 @@ def test_fine_tuning_on_the_command_line(tmp_path: Path) -> None:
 def test_what_is_not_known_of_fine_tuning_is_told(tmp_path: Path, name: str, more: str, said: str) -> None:
     (line,) = asked(tmp_path, "own.py", FINE_TUNING.format(name=name, more=more))
     assert line.startswith(said)
+
+
+@pytest.mark.parametrize("name", ["trainer", "model"])
+def test_a_part_of_a_recipe_is_no_job(tmp_path: Path, name: str) -> None:
+    """NeMo's recipes have a function for the trainer and one for the model."""
+    text = f"def {name}(tp: int = 1) -> run.Config[nl.Trainer]:\n    return run.Config(nl.Trainer, devices=8)\n"
+    (path := tmp_path / "llama3_8b.py").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="returns no recipe with a trainer; give the function that returns the whole"):
+        read("nemo", f"{path}:{name}", SETS)

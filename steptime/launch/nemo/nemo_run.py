@@ -29,8 +29,14 @@ _OVERLAP = "MegatronCommOverlapCallback"
 
 
 def read_two(config: NemoConfig) -> Reading:
-    """A recipe as a config."""
+    """A recipe as a config.
+
+    Raises:
+        ConfigError: it is only a part of one, or a setting is not known.
+    """
     path, tree, devices, sets, *_ = config
+    if not isinstance(tree.get("trainer"), dict):
+        raise ConfigError(f"{path}: returns no recipe with a trainer; give the function that returns the whole recipe")
     said = _said(path, tree, _with_plugin(path, tree["trainer"], sets))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     if config_class not in classes() and (preset := class_preset(config_class)) and told(sets, "model") is None:
