@@ -163,6 +163,15 @@ def own_layers_by_default(arguments: Collection[str]) -> bool:
     return fitting_release(arguments).rpartition("to ")[2] in _OF_OWN_LAYERS
 
 
+def takes(name: str, arguments: Collection[str]) -> bool:
+    """Whether the parser of the last release that has all of the arguments has one more.
+
+    >>> takes("apply_rope_fusion", ["data_impl"]), takes("apply_rope_fusion", ["num_layers"])
+    (False, True)
+    """
+    return name in _parsed().get(fitting_release(arguments).rpartition("to ")[2], ())
+
+
 @cache
 def releases() -> dict[str, dict[str, list[str]]]:
     """The arguments that each release adds to and removes from the previous one's parser."""
