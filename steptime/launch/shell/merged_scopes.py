@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from steptime.launch.shell.scope import Scope, Unknown, Value, mark_of
 
 _MOST_CHOICES = 16
@@ -30,12 +32,11 @@ def _before(texts: list[str]) -> str:
 
 
 def _added(joined: Scope, lists: list[list[Value]]) -> tuple[list[Value], tuple[str, ...]]:
-    """The elements to which some tests add others (CMD+=(--flag)), and the texts that these add; empty where they do not."""
-    least = min(lists, key=len)
+    """The elements with which an array begins, and the texts that tests add to them (CMD+=(--flag)); none where they do not."""
     texts = [[item.text for item in values] for values in lists]
-    if any(text[: len(least)] != [item.text for item in least] for text in texts):
-        return [], ()
-    return least, _choices(joined, [" ".join(text[len(least) :]) for text in texts])
+    same = next((i for i, items in enumerate(zip_longest(*texts)) if len({*items}) > 1), 0)
+    choices = _choices(joined, [" ".join(text[same:]) for text in texts])
+    return (lists[0][:same], choices) if choices else ([], ())
 
 
 def merged(scopes: list[Scope], cause: Unknown) -> Scope:

@@ -22,7 +22,7 @@ from steptime.launch.nearby_files import NearbyFiles, read_nearby
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import COUNTS, Word, size_of
+from steptime.launch.shell.processes import COUNTS, Size, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, DEVICES_ON_NODE, NODES_OF_JOB, Scope, Unknown, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
@@ -93,6 +93,8 @@ _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 
 _HOLDS_FLAGS = re.compile(r"^(?!.*(?:DISTRIB|TORCH|LAUNCH|NSYS|PROFIL)).*(?:ARGS|OPTIONS|OPTS|FLAGS)$", re.IGNORECASE)
 """Names of variables that hold flags of a program, and not of what starts it."""
+_COUNTS = re.compile(r"(?:^|\s)(?:--(?:n(?:nodes|proc|um|tasks)|devices|nodes)|-[Nn]\b)")
+"""An option by which a launcher counts processes or nodes."""
 _OF_LAUNCHER = re.compile(r"--(?:nproc|ntasks)[-_]per[-_]node\b|--node[-_]rank\b")
 """Options of torchrun and srun."""
 
@@ -202,6 +204,9 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     values = {key: said[0].text for key, said in launch.command.values.items() if said and key not in scope.arrays}
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
+    counts = (one for word in words[: launch.at] for one in word.unresolved if _COUNTS.search(" ".join(one.choices)))
+    if (one := next(counts, None)) is not None:
+        size = Size(unclear=[f"number of devices unknown: {one.why}; {SET_DEVICES}"])
     if size.in_devices:
         words = [word._replace(unresolved=tuple(map(_without_nodes, word.unresolved))) for word in words]
     return found._replace(
