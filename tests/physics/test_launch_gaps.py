@@ -170,7 +170,7 @@ def test_a_module_run_again_leaves_to_the_host_what_no_graph_launches(again, gra
     [
         ("megatron-core", 1.0, 1, 0.015, 0.0005),
         ("megatron-core", 2.0, 4, 0.030, 0.0005),
-        ("nemo", 1.0, 4, 0.015, 0.0005),
+        ("nemo", 1.0, 4, 0.0, 0.0005),
         ("torch", 2.0, 1, 0.0, 0.0),
     ],
 )
