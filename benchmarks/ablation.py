@@ -175,6 +175,8 @@ def changed(timing: StepTime, off: str) -> StepTime:
             timing = replace(timing, straggler_s=straggler_s(timing.job, timing.walk.makespan_s + exposed_s))
     if off == "tp_comm":
         timing = replace(timing, norm_reduce=timing.norm_reduce._replace(calls=0.0))
+    if off == "launch":
+        timing = replace(timing, optimizer=timing.optimizer._replace(around_s=0.0))
     if off == "optimizer":
         timing = replace(timing, optimizer=timing.optimizer._replace(device_s=0.0, host=HostUpdate()))
     return replace(timing, straggler_s=0.0) if off == "stragglers" else timing
