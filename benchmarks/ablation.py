@@ -24,7 +24,6 @@ from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.timing.data_parallel import worst_stage
 from steptime.timing.host_update import HostUpdate
-from steptime.timing.optimizer import OptimizerStep
 from steptime.timing.part_times import PartTimes, Pricing, part_times, pricing
 from steptime.timing.step_parts import pipeline
 from steptime.timing.step_time import StepTime, straggler_s, time_parts
@@ -176,8 +175,10 @@ def changed(timing: StepTime, off: str) -> StepTime:
             timing = replace(timing, straggler_s=straggler_s(timing.job, timing.walk.makespan_s + exposed_s))
     if off == "tp_comm":
         timing = replace(timing, norm_reduce=timing.norm_reduce._replace(calls=0.0))
+    if off == "launch":
+        timing = replace(timing, optimizer=timing.optimizer._replace(around_s=0.0))
     if off == "optimizer":
-        timing = replace(timing, optimizer=OptimizerStep(0.0, HostUpdate()))
+        timing = replace(timing, optimizer=timing.optimizer._replace(device_s=0.0, host=HostUpdate()))
     return replace(timing, straggler_s=0.0) if off == "stragglers" else timing
 
 

@@ -129,7 +129,8 @@ def test_uneven_stages_go_through_the_walk():
     even = estimate(job(SMALL, gbs=32, pp=4))
     uneven = estimate(job(SMALL, gbs=32, pp=4, layers_per_stage=[8, 10, 7, 7]))
     assert uneven.timing.busiest == 1
-    assert uneven.step_s / even.step_s == pytest.approx((32 * 10 + 8 + 7 + 7) / (32 * 8 + 3 * 8), rel=0.03)
+    busy, usual = (found.step_s - found.timing.optimizer.around_s for found in (uneven, even))
+    assert busy / usual == pytest.approx((32 * 10 + 8 + 7 + 7) / (32 * 8 + 3 * 8), rel=0.03)
 
 
 def test_embedding_and_head_may_count_as_layers():

@@ -100,10 +100,11 @@ def test_weak_scaling_of_a_plan_that_fits_at_no_degree_states_no_base():
 
 
 def test_launch_gaps_by_hand(found):
-    """20 layers on each of 4 stages, 64 micro-batches, 0.5 ms: 0.64 s."""
+    """20 layers on each of 4 stages, 64 micro-batches, 0.5 ms: 0.64 s, and 15 ms of the host for the step."""
     title, facts = words(found, "launch")
     assert facts["gaps"] == "layer_gap_s 500.0 us x 20 layers x 64 micro-batches = 640.0 ms"
-    assert title.startswith("launch gaps: 640.0 ms")
+    assert facts["host, step"].startswith("step_host_s 15.00 ms")
+    assert title.startswith("launch gaps: 655.0 ms")
     assert words(found, "launch gaps") == (title, facts)
 
 

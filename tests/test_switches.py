@@ -64,12 +64,13 @@ def test_a_saving_is_the_estimate_with_its_settings(plan):
 def test_graphs_of_a_dense_step_save_half_of_its_launch_gaps():
     """One stage, nothing hidden but tensor parallelism's own overlap: the step shrinks by the launch gaps that graphs close.
 
-    32 micro-batches of 32 layers with 0.5 ms of gaps each: 0.512 s, of which half are closed (docs/limits.md).
+    32 micro-batches of 32 layers with 0.5 ms of gaps each: 0.512 s, of which half are closed (docs/limits.md). The host's 15 ms
+    of a step stay.
     """
     job = Job.load(DENSE)
     before, after = estimate(job), estimate(job.replace(**changed(job, "CUDA graphs")))
     gaps = before.time.parts_s["launch"]
-    assert (gaps, after.time.parts_s["launch"]) == (pytest.approx(0.512), pytest.approx(0.256))
+    assert (gaps, after.time.parts_s["launch"]) == (pytest.approx(0.512 + 0.015), pytest.approx(0.256 + 0.015))
     assert before.step_s - after.step_s == pytest.approx(0.256)
 
 

@@ -40,7 +40,8 @@ def launch(estimate: Estimate) -> FactList:
     """
     software, parts = estimate.job.software, estimate.timing.parts.of
     gaps, waits, factors = [], [], dict.fromkeys(_of_all(estimate))
-    sums_s = {"gaps": 0.0, "waits for the host": 0.0}
+    around_s = float(estimate.timing.optimizer.around_s)
+    sums_s = {"gaps": 0.0, "waits for the host": 0.0, "outside the micro-batches": around_s}
     for part, count in _counts(estimate).items():
         times = _times(part, count, estimate)
         works = {"forward": parts[part].forward, "backward": parts[part].backward}
@@ -69,9 +70,16 @@ def launch(estimate: Estimate) -> FactList:
         Fact("factors", [f"{one.name} {one.value:.5g}: {one.meaning}" for one in factors]),
         Fact("host", [f"{each}, {when} the seconds of a layer's kernels", *waits]),
         Fact("host rate", host_rate(estimate)),
+        *_outside(estimate, around_s),
         Fact("sum", [f"{_added(sums_s)} = {seconds(sum(sums_s.values()))}"]),
     ]
     return FactList(part_title(estimate, "launch"), facts)
+
+
+def _outside(estimate: Estimate, around_s: float) -> list[Fact]:
+    """The host's seconds of a step outside its micro-batches."""
+    said = [f"step_host_s {seconds(around_s)}", setting_source(estimate.job, "step_host_s")]
+    return [Fact("host, step", said)] if around_s else []
 
 
 def _added(sums_s: dict[str, float]) -> str:

@@ -27,6 +27,8 @@ class TimingSettings(Switches):
     """Rate of memory-bound kernels / that of a long copy."""
     host_kernel_s: Seconds
     """Time of the host to launch a kernel: Python, autograd, driver [s]. A block whose kernels are shorter is host-bound."""
+    step_host_s: Seconds
+    """Time of the host in a step outside its micro-batches, while the device waits [s]."""
     blocking_launches: bool
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
     cuda_graphs: Graphs
@@ -41,7 +43,8 @@ class TimingSettings(Switches):
 
     def on_host(self, factor: float, node_s: float) -> Self:
         """The same on hosts whose launches take `factor` times as long, and that run a node of a graph in `node_s`."""
-        return self.replace(host_kernel_s=self.host_kernel_s * factor, node_s=node_s)
+        kernel_s, step_s = self.host_kernel_s * factor, self.step_host_s * factor
+        return self.replace(host_kernel_s=kernel_s, step_host_s=step_s, node_s=node_s)
 
 
 OF_MACHINE = frozenset({"measured", "node_s"})

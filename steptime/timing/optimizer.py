@@ -116,13 +116,15 @@ class OptimizerStep(NamedTuple):
     device_s: Num
     """The device's part."""
     host: HostUpdate
+    around_s: Num
+    """The host's own part, beside the optimizer's kernels: loops over parameters, results read back, logs, the next batch."""
     in_turn: Num = 0.0
     """Parameters whose gradients go to the host one after another."""
 
     @property
     def time_s(self) -> Num:
-        """Both, overlapped where possible."""
-        return self.device_s + self.host.exposed_s
+        """All of it, overlapped where possible."""
+        return self.device_s + self.host.exposed_s + self.around_s
 
 
 def updated(job: Job, counted: CountedParams) -> Updated:
@@ -165,7 +167,8 @@ def optimizer_step(assembly: Assembly, context: Context, backward_s: Num | None 
         sums = sums_s(job, in_turn, job.microbatches, backward_s, bytes_per_s)
         host = host._replace(down_s=host.down_s + sums.copied_s, copied_s=host.copied_s + sums.exposed_s)
     quantizing = quantized * quantize_bytes_per_weight(job) / bytes_per_s
-    return OptimizerStep(update + orthogonal + quantizing, host, 0.0 if in_turn is None else in_turn)
+    around_s = job.software.timing.step_host_s
+    return OptimizerStep(update + orthogonal + quantizing, host, around_s, 0.0 if in_turn is None else in_turn)
 
 
 def update_s(job: Job, owned: Num, on_device: Num, moments: Num, bytes_per_s: float) -> Num:

@@ -46,7 +46,7 @@ def host_seconds(timing: StepTime) -> dict[str, float]:
 
 
 def add_after(timing: StepTime, parts: Seconds, hidden: Seconds) -> None:
-    """Data parallelism, embedding, optimizer and stragglers."""
+    """Data parallelism, embedding, optimizer, the host's own part and stragglers."""
     parts["dp_comm"] = timing.fsdp_exposed_s
     if timing.dp:
         parts["dp_comm"] += timing.dp.reduce_exposed_s + timing.dp.gather_exposed_s
@@ -66,6 +66,7 @@ def add_after(timing: StepTime, parts: Seconds, hidden: Seconds) -> None:
     parts["optimizer"], parts["host_optimizer"] = float(timing.optimizer.device_s), float(host.waited_s)
     parts["host_comm"] = parts.get("host_comm", 0.0) + float(host.copied_s)
     hidden["host_comm"] = hidden.get("host_comm", 0.0) + float(host.hidden_s)
+    parts["launch"] += float(timing.optimizer.around_s)
     parts["stragglers"] = timing.straggler_s
 
 

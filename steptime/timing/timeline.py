@@ -166,7 +166,8 @@ class Timeline:
         after = (
             ("tp", "all-reduce of gradients left partial by sp", "tp_comm", timing.norm_reduce.time_s, True),
             ("embedding", "all-reduce of the tied embedding", "embedding_comm", timing.embedding_reduce.time_s, ends),
-            ("compute", "optimizer", "optimizer", timing.optimizer_s, True),
+            ("compute", "optimizer", "optimizer", timing.optimizer_s - timing.optimizer.around_s, True),
+            ("compute", "host, outside the micro-batches", "launch", timing.optimizer.around_s, True),
             ("compute", "wait for the slowest replica", "stragglers", timing.straggler_s, True),
         )
         for track, name, kind, seconds, mine in after:

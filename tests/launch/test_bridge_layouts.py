@@ -86,6 +86,47 @@ def test_stages_that_are_given_go_before_those_looked_up(tmp_path):
     assert job.parallelism.layers_per_stage == [16, 16, 16, 13]
 
 
+@pytest.mark.parametrize(
+    ("given", "pp", "vpp", "layers"),
+    [
+        ("", 8, 2, [4] * 15 + [1]),
+        (", 'Et|(tt|)*30mL'", 16, 2, [1] + [2] * 30 + [0]),
+        ("", 2, 1, None),
+    ],
+)
+def test_stages_of_the_frameworks_own_function_without_its_checkout(tmp_path, given, pp, vpp, layers):
+    """deepseek_v3.py, set_deepseek_v3_pipeline_model_parallel_layout: 15 chunks of 4 layers and one of 1; 1 + 30 x 2 + 0 = 61."""
+    (tmp_path / "recipe.py").write_text(
+        "from megatron.bridge.perf_recipes.deepseek.common import *\n"
+        "def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> ConfigContainer:\n    cfg = deepseek_v3_pretrain_config()\n"
+        f"    cfg.model.pipeline_model_parallel_size = {pp}\n    cfg.model.virtual_pipeline_model_parallel_size = {vpp}\n"
+        "    cfg.model.expert_model_parallel_size = 8\n    cfg.train.global_batch_size = 2048\n"
+        "    cfg.train.micro_batch_size = 1\n    cfg.tokenizer.vocab_size = 129280\n"
+        f"    set_deepseek_v3_pipeline_model_parallel_layout(cfg.model{given})\n    return cfg\n"
+    )
+    path = f"{tmp_path / 'recipe.py'}:deepseek_v3_pretrain_256gpu_b200_bf16_config"
+    if layers is None:
+        with pytest.raises(ConfigError, match="must divide n_layers 61"):
+            to_job(read("auto", path, HARDWARE), HARDWARE)
+        return
+    job = to_job(read("auto", path, HARDWARE), HARDWARE)
+    assert (job.parallelism.layers_per_stage, job.model.mtp, job.performance.moment_dtype) == (layers, 1, "bf16")
+
+
+def test_a_hybrid_by_the_name_of_its_recipe(tmp_path):
+    """nemotronh.py of v0.3.1 to v0.6.0: 8,192 tokens, gradients alone overlapped; activations.py: squared ReLU is compiled."""
+    (tmp_path / "recipe.py").write_text(
+        "def nemotronh_8b_pretrain_16gpu_h100_bf16_config() -> ConfigContainer:\n    cfg = nemotronh_8b_pretrain_config()\n"
+        "    cfg.model.tensor_model_parallel_size = 2\n    cfg.train.global_batch_size = 768\n"
+        "    cfg.train.micro_batch_size = 1\n    return cfg\n# megatron.bridge\n"
+    )
+    path = f"{tmp_path / 'recipe.py'}:nemotronh_8b_pretrain_16gpu_h100_bf16_config"
+    job = to_job(read("auto", path, HARDWARE), HARDWARE)
+    assert (job.model.name, job.data.seqlen, job.performance.activation_impl) == ("nemotron-h-8b", 8192, "fused")
+    assert job.performance.overlap.dp == 0.667  # 4 bytes of gradients, 2 of parameters
+    assert job.performance.overlap.tp is True
+
+
 def test_modules_of_latent_attention_are_recomputed_in_a_model_given_by_name(tmp_path):
     assert deepseek(tmp_path, 16, None).performance.recompute.modules == ["mla_up_proj"]
 

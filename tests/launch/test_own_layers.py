@@ -230,6 +230,7 @@ def test_kernels_of_the_models_before_megatron_core(tmp_path):
         (f"{rotary} --use-legacy-models --use-mcore-models", fused),
         (f"{rotary} {mindspeed}", fused | {"rope_impl": "own_tables"}),
         (f"{rotary} {mindspeed} --use-fused-rotary-pos-emb", fused),
+        (f"{rotary} --data-impl mmap --recompute-granularity full", older),
         (f"{rotary} --DDP-impl local --accumulate-allreduce-grads-in-fp32", older),
         (f"{rotary} {deepspeed}", older | {"grad_accumulation_fusion": False}),
         (deepspeed, {"activation_impl": "fused", "grad_accumulation_fusion": False}),

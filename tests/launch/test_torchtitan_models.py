@@ -179,9 +179,9 @@ def test_a_flavor_of_deepseek_that_a_fork_has(tmp_path: Path) -> None:
     for groups, limit, said in ((1, 1, (None, None)), (8, 4, (8, 4))):
         more = f", num_expert_groups={groups}, num_limited_groups={limit}"
         (at / "__init__.py").write_text(DEEPSEEK.format(more=more))
-        moe = to_job(read("auto", str(config), HARDWARE), HARDWARE).model.moe
-        assert moe is not None
-        assert (moe.n_groups, moe.node_limit) == said
+        experts = to_job(read("auto", str(config), HARDWARE), HARDWARE).model.moe
+        assert experts is not None
+        assert (experts.n_groups, experts.node_limit) == said
     (at / "__init__.py").write_text(DEEPSEEK.format(more=", capacity=2"))
     with pytest.raises(ConfigError, match=r"unknown flavor of deepseek_v3 \(got '5B'\)"):
         read("auto", str(config), HARDWARE)

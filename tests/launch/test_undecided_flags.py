@@ -186,3 +186,13 @@ def test_a_test_of_an_array_may_add_sharding_of_a_fork(tmp_path):
     """MindSpeed's --layerzero shards every layer; what an array's element by name holds is not known."""
     script = f'declare -A ON\nON["zero"]=true\nif ${{ON["zero"]}}; then P="--layerzero"; fi\n{LAUNCH} $P\n'
     assert problem_of(tmp_path, script).startswith("line 4: --layerzero: $P depends on the test in line 4")
+
+
+def test_nodes_that_a_test_adds_to_a_launcher_are_asked_for(tmp_path):
+    """The job has one node or two: the launcher's default of one does not stand for both."""
+    program = LAUNCH.partition("--nnodes 1 ")
+    script = f"CMD=({program[0]})\nif [ -f x/hosts ]; then CMD+=(--nnodes 2); else CMD+=(--standalone); fi\n"
+    found = read_of(tmp_path, f'{script}CMD+=({program[2]} --bf16)\n"${{CMD[@]}}"\n')
+    assert (found.left_open or {})["parallelism.dp"].startswith(
+        "number of devices unknown: $CMD depends on the test in line 3"
+    )

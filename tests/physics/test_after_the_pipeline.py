@@ -150,11 +150,12 @@ def test_only_sharded_states_are_gathered_after_an_update():
 
 def test_tied_tables_and_norms_follow_the_last_backward():
     """Two stages that share a table, tp 2 with sequence parallelism: the all-reduces of the table's gradient and the norms'
-    both lengthen the step. Each rank of two sends as much as it reduces: half of the table, 65,536 elements of 4 bytes; on the
-    slower stage two norms and the final one, 384 elements of 4 bytes.
+    both lengthen the step, as do the host's 15 ms. Each rank of two sends as much as it reduces: half of the table, 65,536
+    elements of 4 bytes; on the slower stage two norms and the final one, 384 elements of 4 bytes.
     """
     layout = {"pp": 2, "tp": 2, "sp": True, "model": {"n_q_heads": 2, "tie_embeddings": True}}
     timing = estimate(job(on=machine(link=1e6, outside=1e6, node=4), **layout)).timing
     assert timing.embedding_reduce.time_s == pytest.approx(65_536 * 4 / 1e6, rel=1e-2)
     assert timing.norm_reduce.time_s == pytest.approx(384 * 4 / 1e6, rel=0.1)
-    assert timing.after_s == pytest.approx(timing.embedding_reduce.time_s + timing.norm_reduce.time_s, rel=SLIGHTLY)
+    reduced_s = timing.embedding_reduce.time_s + timing.norm_reduce.time_s
+    assert timing.after_s == pytest.approx(reduced_s + 0.015, rel=SLIGHTLY)

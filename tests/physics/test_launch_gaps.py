@@ -165,6 +165,23 @@ def test_a_module_run_again_leaves_to_the_host_what_no_graph_launches(again, gra
     assert found.time.parts_s.get("recompute", 0.0) == pytest.approx(2 * launches * 0.001, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("software", "pace", "microbatches", "host_s", "gap_s"),
+    [
+        ("megatron-core", 1.0, 1, 0.015, 0.0005),
+        ("megatron-core", 2.0, 4, 0.030, 0.0005),
+        ("nemo", 1.0, 4, 0.0, 0.0005),
+        ("torch", 2.0, 1, 0.0, 0.0),
+    ],
+)
+def test_the_host_takes_time_of_its_own_once_a_step(software, pace, microbatches, host_s, gap_s):
+    """On a device that waits for no launch: gaps of two layers in every micro-batch, and the host's 15 ms at its pace."""
+    on = machine(flops=1.0, memory=1.0).model_copy(update={"host_factor": pace})
+    found = estimate(job(software, on=on, microbatches=microbatches))
+    assert found.time.parts_s.get("launch", 0.0) == pytest.approx(2 * microbatches * gap_s + host_s)
+    assert found.timing.after_s == pytest.approx(found.timing.optimizer.device_s + host_s)
+
+
 MOE = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
 
 

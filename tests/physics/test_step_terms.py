@@ -161,7 +161,7 @@ def test_bytes_that_quantize_a_weight(on, precision, said, moved):
 
 def test_where_nothing_goes_to_the_host():
     assert SumCopies() == (0.0, 0.0)
-    assert OptimizerStep(3.0, HostUpdate()).in_turn == 0.0
+    assert OptimizerStep(3.0, HostUpdate(), 0.0).in_turn == 0.0
 
 
 def test_a_stage_without_the_head_replays_none_of_it():

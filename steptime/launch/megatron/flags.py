@@ -12,7 +12,7 @@ from steptime.base.words import counted
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import GivenKey, load_table, speaks_of_cost, spelled
 from steptime.launch.megatron.model_section import TOKENIZERS
-from steptime.launch.megatron.releases import is_legacy, of_older_release, own_layers_by_default, plain
+from steptime.launch.megatron.releases import is_legacy, of_older_release, own_layers_by_default, plain, takes
 from steptime.launch.reading import Sets
 from steptime.launch.shell.expansion import NOT_RUN
 from steptime.launch.shell.processes import Word, split_words
@@ -229,7 +229,9 @@ def keys_of(
     ]
     found = JobKeys(source, table, given, sets=sets, spell=spell)
     if not is_legacy(arguments) and own_layers_by_default(arguments):
-        found.defaults |= {"transformer_impl": ("transformer_impl", "local")}
+        older: dict[str, str | bool] = {"transformer_impl": "local", "use_legacy_models": True}
+        older |= {} if takes("apply_rope_fusion", arguments) else {"apply_rope_fusion": False}
+        found.defaults |= {key: (key, value) for key, value in older.items()}
     if found.on("bf16") and not found.on("grad_reduce_in_bf16"):  # arguments.py, validate_args
         key = "accumulate_allreduce_grads_in_fp32"
         found.defaults |= {key: (key, True)}

@@ -149,3 +149,12 @@ def own_layers_by_default(arguments: Collection[str]) -> bool:
     if {"transformer_impl", "use_mcore_models", "deprecated_use_mcore_models"} & set(arguments):
         return False
     return fitting_release(arguments).rpartition("to ")[2] in _OF_OWN_LAYERS
+
+
+def takes(name: str, arguments: Collection[str]) -> bool:
+    """Whether the parser of the last release that has all of the arguments has one more.
+
+    >>> takes("apply_rope_fusion", ["data_impl"]), takes("apply_rope_fusion", ["num_layers"])
+    (False, True)
+    """
+    return name in _parsed().get(fitting_release(arguments).rpartition("to ")[2], ())

@@ -84,7 +84,7 @@ _OF_FLAGS = {"megatron-core", "megatron-deepspeed"}
 
 
 def _of_model(keys: JobKeys) -> None:
-    """What degrees, stages and recomputation need from a model given by name: layers, experts and the kind of attention."""
+    """What the rest of a plan needs from a model given by name: layers, experts, the kinds of attention and of activation."""
     said = told(keys.sets, "model")
     if said is None or (model := _model_of(said)) is None:
         return
@@ -96,6 +96,8 @@ def _of_model(keys: JobKeys) -> None:
     for key, size in sizes.items():
         if size is not None and keys.get(key) is None:
             keys.put(key, size, by=_BY_NAME)
+    if model.activation == "relu2" and not model.glu:
+        keys.put("squared_relu", value=True, by=_BY_NAME)
 
 
 def _as_trained(keys: JobKeys, said: Any) -> Any:

@@ -141,7 +141,10 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     whole, table = base.rpartition(".")[2] == "ConfigContainer", load_table("megatron_bridge")
     if not whole and (other := bridge_table.put_arguments(tree)):
         raise ConfigError(f"{path}: argument {other[0]} of {base}() is not read; {GIVE_LOG}")
-    layout = _plain(tree["model"].get("pipeline_model_parallel_layout")) if isinstance(tree.get("model"), dict) else ""
+    layout = ""
+    if isinstance(tree.get("model"), dict):
+        called = bridge_table.put_stages(tree["model"], called)
+        layout = _plain(tree["model"].get("pipeline_model_parallel_layout"))
     _check_calls(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))

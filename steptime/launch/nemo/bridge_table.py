@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -67,6 +67,29 @@ def unwrapped(tree: dict[str, Any]) -> dict[str, Any]:
     inner = merged(given[0], {key: value for key, value in tree.items() if key not in {CLASS, "_args_"}})
     put(inner, field, given[1])
     return inner
+
+
+def put_stages(model: dict[str, Any], called: Sequence[str]) -> list[str]:
+    """Put the stages that a function of the framework lays out, given or looked up, into the model; the calls that are left.
+
+    >>> put_stages(found := {"pipeline_model_parallel_size": 4}, ["set_deepseek_v3_pipeline_model_parallel_layout(cfg.model)"])
+    []
+    >>> found["pipeline_model_parallel_layout"]
+    'Et*16|t*16|t*16|t*13mL'
+    """
+    left = []
+    for call in called:
+        name, _, given = call.partition("(")
+        if (known := table_file(RECIPES)["stages"].get(name)) is None or not re.fullmatch(
+            r"[\w.]+(?:, '[^']*')?\)", given
+        ):
+            left.append(call)
+            continue
+        pp, vpp = (model.get(f"{axis}pipeline_model_parallel_size") or 1 for axis in ("", "virtual_"))
+        layout = given.split("'")[1] if "'" in given else known.get(f"{pp}x{vpp}")
+        depths = model.get("mtp_num_layers", 1) or 0
+        model["pipeline_model_parallel_layout"] = layout if layout is None else layout.replace("m", "m" * int(depths))
+    return left
 
 
 def put_arguments(tree: dict[str, Any]) -> list[str]:

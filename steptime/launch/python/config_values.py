@@ -200,7 +200,7 @@ def note_call(node: ast.Call, names: dict[str, Any], under: str) -> None:
     given = [names.get(item.id) for item in ast.walk(node) if isinstance(item, ast.Name)]
     for found in given:
         if isinstance(found, dict):
-            found.setdefault(under, []).append(" ".join(ast.unparse(node).split())[:60])
+            found.setdefault(under, []).append(" ".join(ast.unparse(node).split())[:100])
 
 
 def with_function(text: str, *statements: str) -> str:

@@ -90,6 +90,10 @@ _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
 
 
+_COUNTS = re.compile(r"(?:^|\s)(?:--(?:n(?:nodes|proc|um|tasks)|devices|nodes)|-[Nn]\b)")
+"""An option by which a launcher counts processes or nodes."""
+
+
 def read_script(text: str, name: str, env: dict[str, str] | None = None, nearby: NearbyFiles | None = None) -> Script:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
@@ -200,6 +204,9 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     values = {key: said[0].text for key, said in launch.command.values.items() if said and key not in scope.arrays}
     variables = {key: text for key, text in (values | dict(launch.command.variables)).items() if scope.known(text)}
     size = size_of(words[: launch.at], launch.launchers, variables)
+    counts = (one for word in words[: launch.at] for one in word.unresolved if _COUNTS.search(" ".join(one.choices)))
+    if (one := next(counts, None)) is not None:
+        size = Size(unclear=[f"number of devices unknown: {one.why}; {SET_DEVICES}"])
     if size.in_devices:
         words = [
             word._replace(unresolved=tuple(one.in_place_of_nodes("") for one in word.unresolved)) for word in words
