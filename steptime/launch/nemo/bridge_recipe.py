@@ -152,15 +152,12 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     said = {key: own[key] for key in own if key == "model.mtp_num_layers"} | _said(tree, path, sets, called)
     called = [call for call in called if not bridge_table.set_by_calls([call])]
     model = {} if preset is None else {"model": changed(path, preset, said, "model", sets)}
-    defaults: dict[str, Any] = fields
+    usual = _TUNED if re.search("_(?:sft|peft|finetune)_", base) else _OVERLAPS
+    defaults: dict[str, Any] = fields if whole else usual | own | fields
     if whole and is_provided(path, tree.get("model"), preset is None and not fields and "model" not in (sets or {})):
         defaults = bridge_table.kernels(str(preset), "families") | defaults
-    if not whole:
-        tuned = re.search("_(?:sft|peft|finetune)_", base)
-        defaults = (_TUNED if tuned else _OVERLAPS) | own | defaults
     _put_overlap(said, defaults)
-    computed = [key for key, value in said.items() if isinstance(value, Computed)]
-    unread = {key: said.pop(key) for key in computed}
+    unread = {key: said.pop(key) for key, value in list(said.items()) if isinstance(value, Computed)}
     ask_for_sizes(path, said, unread, table, sets)
     keys = object_keys(said, table, path, model | dict(sets or {}), defaults=defaults, defaults_of="its recipes")
     if preset is None and not fields and "num_layers" not in keys.values and "model" not in (sets or {}):
