@@ -141,11 +141,7 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     whole, table = base.rpartition(".")[2] == "ConfigContainer", load_table("megatron_bridge")
     if not whole and (other := bridge_table.put_arguments(tree)):
         raise ConfigError(f"{path}: argument {other[0]} of {base}() is not read; {GIVE_LOG}")
-    layout = ""
-    if isinstance(tree.get("model"), dict):
-        called = bridge_table.put_stages(tree["model"], called)
-        layout = _plain(tree["model"].get("pipeline_model_parallel_layout"))
-    _check_calls(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
+    called = _with_stages(path, base, tree.get("model"), called)
     preset, fields = model_of(tree.get("model"))
     preset = preset or (None if fields else model_of_name(base))
     own = {} if whole else bridge_table.settings_of(base, table.raw["lengths"])
@@ -164,10 +160,7 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
         problem = f"{path}: its model is {_whose(tree.get('model'), base, whole=whole)}; add --set model=NAME"
         raise ConfigError([problem, *refusals(path, _other_model(tree.get("model")))])
     if not whole:
-        why = "what it sets besides the model is not read"
-        if base.rpartition(".")[2] in bridge_table.recipes():
-            why = "its model, layout, batch and overlap are known; the rest is that of Megatron-Core"
-        keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
+        keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", _known_of(base)))
     keys.assumed_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
     keys.assumed_flags += _other_model(tree.get("model"))
     for key, value in unread.items():
@@ -175,6 +168,23 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
             keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
     counted = re.search(_COUNTED, name)
     return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
+
+
+def _known_of(base: str) -> str:
+    """What is known of a recipe that is not in the file."""
+    if base.rpartition(".")[2] in bridge_table.recipes():
+        return "its model, layout, batch and overlap are known; the rest is that of Megatron-Core"
+    return "what it sets besides the model is not read"
+
+
+def _with_stages(path: str, base: str, model: Any, called: list[str]) -> list[str]:
+    """The calls that are left once stages are laid out; those that are not read are refused."""
+    layout = None
+    if isinstance(model, dict):
+        called = bridge_table.put_stages(model, called)
+        layout = _plain(model.get("pipeline_model_parallel_layout"))
+    _check_calls(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
+    return called
 
 
 def _repository(section: Any) -> str:
