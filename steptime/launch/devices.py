@@ -134,9 +134,7 @@ def is_told_first(note: str, devices: int, on_node: int) -> bool:
     """Whether the report prints a note on what a launch file leaves open below its first lines."""
     if re.match(r"vocabulary not set, (?:that of|.*\(GPT2BPETokenizer\))|approximated: --use-checkpoint-args", note):
         return True  # that tokenizer may read files of another, and the checkpoint may be of another model
-    if (
-        nodes := re.match(r"launched on ([\d,]+) nodes? with", note)
-    ) is not None:  # on more than the processes take there
+    if nodes := re.match(r"launched on ([\d,]+) nodes? with", note):  # on more than the processes take there
         return int(nodes[1].replace(",", "")) > -(-devices // on_node)
     return note.startswith((NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, OF_OPTIONS)) or FIRST_OF_SEVERAL in note
 
@@ -258,7 +256,7 @@ def _set_to(sets: Sets, degrees: Mapping[str, int], by_file: int) -> int:
     own = prod(told_whole(sets, f"parallelism.{axis}") or degree for axis, degree in degrees.items())
     if dp := told_whole(sets, "parallelism.dp"):
         return dp * own
-    return _told_number(sets) or (by_file if own == ranks else max(by_file // ranks, 1) * own)
+    return _told_number(sets) or (by_file if own == ranks else max(by_file // max(ranks, 1), 1) * own)
 
 
 def data_parallel(
@@ -276,6 +274,8 @@ def data_parallel(
         keys.notes.append(f"{NOT_THE_FILES}{set_to:,}, while the file starts {by_file:,}")
     if dp is not None or (devices := devices or _launched(keys, ranks * replicas)) is None:
         return dp
+    if ranks < 1:  # a degree of 0, which the plan refuses
+        return 1
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
         fix = f" ({ranks}, {2 * ranks}, {3 * ranks} ... are){fix}" if given else fix

@@ -102,7 +102,8 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
-                if why := (keys.table.raw.get("approximated_words") or {}).get(key, {}).get(str(keys.get(key))):
+                words = (keys.table.raw.get("approximated_words") or {}).get(key, {})
+                if why := words.get(str(keys.get(key)), words.get("other")):
                     keys.approximate(key, why)
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
         self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
