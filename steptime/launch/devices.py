@@ -256,7 +256,7 @@ def _set_to(sets: Sets, degrees: Mapping[str, int], by_file: int) -> int:
     own = prod(told_whole(sets, f"parallelism.{axis}") or degree for axis, degree in degrees.items())
     if dp := told_whole(sets, "parallelism.dp"):
         return dp * own
-    return _told_number(sets) or (by_file if own == ranks else max(by_file // max(ranks, 1), 1) * own)
+    return _told_number(sets) or (by_file if own == ranks else max(by_file // ranks, 1) * own)
 
 
 def data_parallel(
@@ -266,7 +266,8 @@ def data_parallel(
 
     `replicas`: the number of copies that the ranks form; a launcher's default that has fewer ranks is not the job's.
     """
-    ranks = prod(degrees.values())
+    if (ranks := prod(degrees.values())) < 1:  # a degree of 0, which the plan refuses
+        return 1
     dp, by_file = told_whole(keys.sets, "parallelism.dp"), devices
     devices = (given := _told_number(keys.sets)) or devices
     if by_file is not None and (set_to := _set_to(keys.sets, degrees, by_file)) != by_file:
@@ -274,8 +275,6 @@ def data_parallel(
         keys.notes.append(f"{NOT_THE_FILES}{set_to:,}, while the file starts {by_file:,}")
     if dp is not None or (devices := devices or _launched(keys, ranks * replicas)) is None:
         return dp
-    if ranks < 1:  # a degree of 0, which the plan refuses
-        return 1
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
         fix = f" ({ranks}, {2 * ranks}, {3 * ranks} ... are){fix}" if given else fix

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -137,10 +137,12 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
     if not isinstance(file := said.pop("exp", None), str) or "$" in file:
         raise ConfigError(f"{path}: starts a config of Primus that is not known; write EXP=... before the command")
     env = {**(env or {}), **script.variables}
-    for word, value in pairwise(words):
-        key = word.text.lstrip("-")
-        if value.unresolved and is_costly(key, load_table("primus"), unknown=speaks_of_cost(key)):
-            raise ConfigError(f"{path}: {word.text}: {value.unresolved[0].told('write the value into the script')}")
+    for word, following in zip_longest(words, words[1:]):
+        name, joined, _ = word.text.partition("=")
+        missing = word.unresolved if joined or following is None else following.unresolved
+        key = name.lstrip("-")
+        if missing and is_costly(key, load_table("primus"), unknown=speaks_of_cost(key)):
+            raise ConfigError(f"{path}: {name}: {missing[0].told('write the value into the script')}")
     tree = _yaml(_filled(nearby.needed(file, f"{path}: reads"), env), file)
     kind = _trainer(file, tree)[0]
     for key, value in said.items():

@@ -73,6 +73,12 @@ def test_options_of_a_job_after_pretraining(tmp_path: Path) -> None:
             job_of(tmp_path, modules, "EXP=configs/job.yaml bash examples/run_pretrain.sh --global_batch_size 64")
 
 
+@pytest.mark.parametrize("option", ["--micro_batch_size $MBS", "--micro_batch_size=$MBS"])
+def test_an_option_without_a_value_is_asked_for(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ConfigError, match=r"--micro_batch_size: \$MBS has no value; write MBS="):
+        job_of(tmp_path, MEGATRON, f"EXP=configs/job.yaml bash examples/run_pretrain.sh {option}")
+
+
 def test_a_key_that_is_there_twice_counts_as_the_last(tmp_path: Path) -> None:
     assert (
         job_of(tmp_path, f"{MEGATRON}      micro_batch_size: 1\n", "EXP=configs/job.yaml sh run_pretrain.sh").data.gbs
