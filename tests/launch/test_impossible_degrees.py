@@ -28,12 +28,12 @@ def test_no_ranks_of_a_sequence_are_refused(tmp_path: Path, more: dict[str, int]
         to_job(read("swift", str(tmp_path / "run.sh"), SETS | more), SETS | more)
 
 
-def test_no_context_parallelism_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(
-        "model_name: llama2-7b\nmax_target_length: 2048\nper_device_batch_size: 1\nici_context_parallelism: 0\n"
-    )
+def test_a_launchers_devices_without_context_parallelism_are_refused(tmp_path: Path) -> None:
+    """`accelerate launch` of Axolotl starts the devices of a node: 0 does not divide them."""
+    config = AXOLOTL.replace("sequence_parallel_degree", "context_parallel_size")
+    (tmp_path / "job.yaml").write_text(f"{config}0\n")
     with pytest.raises(ConfigError, match=r"parallelism\.cp"):
-        to_job(read("maxtext", str(tmp_path / "job.yaml"), SETS), SETS)
+        to_job(read("axolotl", str(tmp_path / "job.yaml"), SETS), SETS)
 
 
 def test_any_number_of_ranks_of_a_sequence_is_told(tmp_path: Path) -> None:
