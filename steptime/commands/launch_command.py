@@ -166,12 +166,17 @@ def for_one(typed: list[str], kind: str, paths: Sequence[str], problems_of: Mapp
     return lines
 
 
+_SECRET = re.compile(r"(?i)(?:key|token|secret|pass|passwd|password|credentials?)$")
+"""Names of variables whose values are not printed (HF_TOKEN, WANDB_API_KEY)."""
+
+
 def _given(sources: Iterable[str]) -> dict[str, str]:
-    """Variables of the environment that these files read, as they are typed before a command."""
+    """Variables of the environment that these files read, but for secrets, as they are typed before a command."""
     files = (split_path(named(source)[0])[0] for source in sources)
     texts = [read_text(file) for file in files if Path(file).is_file()]
     names = dict.fromkeys(name for text in texts for name in re.findall(r"(?:\$\{?|oc\.env:)(\w+)", text))
-    return {name: shlex.quote(os.environ[name]) for name in names if name in os.environ and name not in USUAL}
+    own = (name for name in names if name in os.environ and name not in USUAL and not _SECRET.search(name))
+    return {name: shlex.quote(os.environ[name]) for name in own}
 
 
 def _words_asked(problems: Sequence[str]) -> int:

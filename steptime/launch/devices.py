@@ -134,9 +134,7 @@ def is_told_first(note: str, devices: int, on_node: int) -> bool:
     """Whether the report prints a note on what a launch file leaves open below its first lines."""
     if re.match(r"vocabulary not set, (?:that of|.*\(GPT2BPETokenizer\))|approximated: --use-checkpoint-args", note):
         return True  # that tokenizer may read files of another, and the checkpoint may be of another model
-    if (
-        nodes := re.match(r"launched on ([\d,]+) nodes? with", note)
-    ) is not None:  # on more than the processes take there
+    if nodes := re.match(r"launched on ([\d,]+) nodes? with", note):  # on more than the processes take there
         return int(nodes[1].replace(",", "")) > -(-devices // on_node)
     return note.startswith((NOT_STATED, NOT_THE_FILES, OF_EXAMPLE, OF_OPTIONS)) or FIRST_OF_SEVERAL in note
 
@@ -268,7 +266,8 @@ def data_parallel(
 
     `replicas`: the number of copies that the ranks form; a launcher's default that has fewer ranks is not the job's.
     """
-    ranks = prod(degrees.values())
+    if (ranks := prod(degrees.values())) < 1:  # a degree of 0, which the plan refuses
+        return 1
     dp, by_file = told_whole(keys.sets, "parallelism.dp"), devices
     devices = (given := _told_number(keys.sets)) or devices
     if by_file is not None and (set_to := _set_to(keys.sets, degrees, by_file)) != by_file:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -123,7 +123,7 @@ _STARTED = dict.fromkeys(
 
 
 def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles | None = None) -> Reading:
-    """The framework's settings under modules.pre_trainer.overrides, and its model's file, or the model of that name.
+    """The framework's settings under the trainer's overrides, and its model's file, or the model of that name.
 
     A script that starts a config (EXP=...) is read with it; its options override those settings.
     """
@@ -137,18 +137,38 @@ def read_primus(path: str, text: str, env: Env, sets: Sets, nearby: NearbyFiles 
     if not isinstance(file := said.pop("exp", None), str) or "$" in file:
         raise ConfigError(f"{path}: starts a config of Primus that is not known; write EXP=... before the command")
     env = {**(env or {}), **script.variables}
-    for word, value in pairwise(words):
-        key = word.text.lstrip("-")
-        if value.unresolved and is_costly(key, load_table("primus"), unknown=speaks_of_cost(key)):
-            raise ConfigError(f"{path}: {word.text}: {value.unresolved[0].told('write the value into the script')}")
+    for word, following in zip_longest(words, words[1:]):
+        name, joined, _ = word.text.partition("=")
+        missing = word.unresolved if joined or following is None else following.unresolved
+        key = name.lstrip("-")
+        if missing and is_costly(key, load_table("primus"), unknown=speaks_of_cost(key)):
+            raise ConfigError(f"{path}: {name}: {missing[0].told('write the value into the script')}")
     tree = _yaml(_filled(nearby.needed(file, f"{path}: reads"), env), file)
+    kind = _trainer(file, tree)[0]
     for key, value in said.items():
         plain = isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value)
-        put(tree, f"modules.pre_trainer.overrides.{key}", parse(value, path) if plain else value)
+        put(tree, f"modules.{kind}.overrides.{key}", parse(value, path) if plain else value)
     devices = stated(script.devices, script.notes, sets)
     reading = _of_tree(path, tree, {**env, "WORLD_SIZE": str(devices)} if devices else env, sets, nearby, devices)
     notes = still_true([*script.launched(), *script.notes], sets)
     return reading._replace(config=reading.config | {"notes": [*notes, *reading.config.get("notes", [])]})
+
+
+def _trainer(path: str, tree: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The name of the section of a config that trains, that section, and the settings in it.
+
+    Raises:
+        ConfigError: there is none, or it is no mapping.
+    """
+    modules = tree.get("modules")
+    kind = "post_trainer" if isinstance(modules, dict) and "post_trainer" in modules else "pre_trainer"
+    trainer = modules.get(kind) if isinstance(modules, dict) else None
+    if not isinstance(trainer, dict):
+        raise ConfigError(f"{path}: modules.{kind} is missing; not a Primus training config")
+    overrides = trainer.get("overrides") or {}
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"{path}: modules.{kind}.overrides: expected a mapping (got {show(overrides)})")
+    return kind, trainer, overrides
 
 
 _yaml = partial(parse_mapping, repeats=True)
@@ -159,14 +179,7 @@ def _of_tree(
     path: str, tree: Mapping[str, Any], env: Env, sets: Sets, nearby: NearbyFiles, devices: int | None
 ) -> Reading:
     """The job of a config; `devices`: those that its script starts."""
-    modules = tree.get("modules")
-    kind = "post_trainer" if isinstance(modules, dict) and "post_trainer" in modules else "pre_trainer"
-    trainer = modules.get(kind) if isinstance(modules, dict) else None
-    if not isinstance(trainer, dict):
-        raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training config")
-    overrides = trainer.get("overrides") or {}
-    if not isinstance(overrides, dict):
-        raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
+    kind, trainer, overrides = _trainer(path, tree)
     framework = trainer.get("framework", "megatron")
     if framework not in ("megatron", "torchtitan", "maxtext"):
         what = f"modules.{kind}.framework {framework}: only megatron's, torchtitan's and maxtext's are read"

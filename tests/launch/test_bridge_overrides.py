@@ -180,6 +180,7 @@ def test_overlap_of_a_recipe(tmp_path: Path) -> None:
 
     assert overlap_of("pass") == {"tp": True, "dp": True, "pp": True}
     assert overlap_of("cfg.comm_overlap.tp_comm_overlap = False") == {"tp": False, "dp": True, "pp": True}
+    assert overlap_of("cfg.comm_overlap = CommOverlapConfig()")["pp"] is True
     assert overlap_of("cfg.comm_overlap = None") == {"tp": False, "dp": True, "pp": False}
     assert overlap_of("cfg.model.virtual_pipeline_model_parallel_size = None")["pp"] is False
 

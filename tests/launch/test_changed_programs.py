@@ -199,3 +199,11 @@ def test_what_a_program_does_is_told_with_the_layers_that_are_missing(tmp_path: 
     assert told_in(tmp_path, re.sub(r"--num-layers \d+", "", f"{RUN} {GPT2}")) == [
         "its flags have no --num-layers", "pretrain_gpt.py: frozen weights, set up by its code",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("usual", ["[]", "{}", "None"])
+def test_a_default_of_any_kind_is_no_value_of_the_environment(tmp_path: Path, usual: str) -> None:
+    code = OF_FLAGS.replace('"DEPTH_PATTERN"', f'"DEPTH_PATTERN", {usual}')
+    (tmp_path / "pretrain_gpt.py").write_text(code, encoding="utf-8")
+    told = problem_of(tmp_path, GPT2, "export DEPTH_PATTERN=a\n")
+    assert "DEPTH_PATTERN: read by pretrain_gpt.py where it builds its model; not modeled" in told

@@ -267,3 +267,13 @@ def test_a_count_of_the_nodes_devices_is_asked_for_by_the_machine(capsys, tmp_pa
     assert again == f"to go on: 3dtrn --from auto {path} --set hardware.node_type=NAME"
     code, out, _ = run(capsys, "--from", "auto", path, *H100)
     assert (code, out.splitlines()[1].split()[:6]) == (0, ["tp", "8", "pp", "1", "dp", "1"])
+
+
+def test_the_command_to_go_on_has_no_secrets(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_1")
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    monkeypatch.setenv("LAYERS", "4")
+    path = tmp_path / "run.sh"
+    start = f"torchrun --nnodes 1 --nproc_per_node $N {COMMAND} --num-layers $LAYERS"
+    path.write_text(f"export HF_TOKEN=$HF_TOKEN WANDB_API_KEY=${{WANDB_API_KEY}}\n{start}\n", encoding="utf-8")
+    assert refused(capsys, "--from", "auto", path)[-1].startswith("to go on: LAYERS=4 N=... 3dtrn ")

@@ -259,7 +259,11 @@ def test_layers_of_a_dated_megatron_of_pai(tmp_path):
 def test_the_vocabulary_of_a_checkpoint_that_extra_entries_complete(tmp_path):
     """Pai-Megatron-Patch megatron_patch/tokenizer: tokenizer.vocab_size, without special tokens, + --extra-vocab-size."""
     path = tmp_path / "run.sh"
-    for loaded, extra, entries in (("Qwen-2-7b-hf-to-mg-tp1", 293, 151936), ("Meta-Llama-3-8B", 256, 128256)):
+    for loaded, extra, entries in (
+        ("Qwen-2-7b-hf-to-mg-tp1", 293, 151936),
+        ("Meta-Llama-3-8B", 256, 128256),
+        ("llama-30b-hf", 0, 32000),  # of Llama 1
+    ):
         flags = f"--patch-tokenizer-type LLamaTokenizer --load /mnt/{loaded} --extra-vocab-size {extra}"
         path.write_text(f"{RUN} {FLAGS.replace('--vocab-file gpt2-vocab.json', flags)}\n", encoding="utf-8")
         assert read("megatron", str(path), HARDWARE).config["model"]["vocab_sz"] == entries

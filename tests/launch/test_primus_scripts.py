@@ -63,6 +63,22 @@ def test_options_by_section_and_devices_that_the_user_gives(tmp_path: Path) -> N
     assert job_of(tmp_path, TITAN, script, devices=16).parallelism.devices == 16
 
 
+def test_options_of_a_job_after_pretraining(tmp_path: Path) -> None:
+    """primus/train.py puts options into the trainer that the config has, of either name."""
+    config = MEGATRON.replace("pre_trainer:", "post_trainer:", 1)
+    job = job_of(tmp_path, config, "EXP=configs/job.yaml bash examples/run_pretrain.sh --global_batch_size 64")
+    assert (job.data.gbs, job.data.microbatch_sz) == (64, 4)
+    for modules in ("modules: [1]", "modules:\n  pre_trainer: 3"):
+        with pytest.raises(ConfigError, match=r"configs/job\.yaml: modules\.pre_trainer is missing"):
+            job_of(tmp_path, modules, "EXP=configs/job.yaml bash examples/run_pretrain.sh --global_batch_size 64")
+
+
+@pytest.mark.parametrize("option", ["--micro_batch_size $MBS", "--micro_batch_size=$MBS"])
+def test_an_option_without_a_value_is_asked_for(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ConfigError, match=r"--micro_batch_size: \$MBS has no value; write MBS="):
+        job_of(tmp_path, MEGATRON, f"EXP=configs/job.yaml bash examples/run_pretrain.sh {option}")
+
+
 def test_a_key_that_is_there_twice_counts_as_the_last(tmp_path: Path) -> None:
     assert (
         job_of(tmp_path, f"{MEGATRON}      micro_batch_size: 1\n", "EXP=configs/job.yaml sh run_pretrain.sh").data.gbs

@@ -25,6 +25,8 @@ def test_a_script_of_torchtitan_names_its_config(tmp_path):
     found = job(tmp_path, "train.sh", text)
     layout = found.parallelism
     assert (layout.tp, layout.dp, found.data.microbatch_sz, found.data.gbs) == (2, 16, 2, 32)
+    named = text.replace("${CONFIG_FILE} ", '"./configs/${NAME}.toml" ').replace("srun", "NAME=llama3_8b\nsrun")
+    assert job(tmp_path, "train.sh", named).parallelism.tp == 2
 
 
 @pytest.mark.parametrize(

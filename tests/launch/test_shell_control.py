@@ -6,6 +6,7 @@ import pytest
 from bash_words import bash, words
 
 from steptime.base.config import ConfigError
+from steptime.launch.shell.assignments import formatted
 from steptime.launch.shell.script import read_script
 
 LOOPS = [
@@ -176,3 +177,7 @@ def test_a_command_that_tmux_runs():
     text = 'N=4\ntmux new-session -d -s job "\n  source venv/bin/activate\n  torchrun --nproc_per_node $N t.py --x 1\n"'
     found = read_script(text, "run.sh", {})
     assert (found.program, found.devices, [word.text for word in found.arguments]) == ("t.py", 4, ["--x", "1"])
+
+
+def test_a_width_beyond_any_job_is_not_printed():
+    assert formatted("%099999999999d", ["3"]) is None

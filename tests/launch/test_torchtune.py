@@ -190,3 +190,13 @@ def test_checkpoints_of_some_layers(tmp_path, switch, words, kind, each):
     assert performance.activation_checkpointing_type == kind
     found = performance.recompute
     assert (found and (found.method, found.n_layers)) == (("every", each) if each else None)
+
+
+@pytest.mark.parametrize("mode", ["[full]", "blocks"])
+def test_an_unknown_mode_of_checkpoints_is_refused(tmp_path, mode):
+    """torchtune/training/activations.py, checkpoint_wrapper: NotImplementedError for modes but full and selective."""
+    path = tmp_path / "recipe.yaml"
+    usual = {"model": "torchtune.models.llama3_1.llama3_1_8b", "adapters": "", "optimizer": "torch.optim.AdamW"}
+    path.write_text(TWO + BODY.format(**usual, length=8192, compiled=False, dtype="bf16", more=f"ac_mode: {mode}"))
+    with pytest.raises(ConfigError, match="ac_mode: expected full or selective"):
+        read("auto", str(path), HARDWARE)

@@ -149,7 +149,10 @@ def _positions(keys: JobKeys) -> dict[str, Any]:
 
 _SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
 """Arguments with the SIZES by which a preset is recognized."""
-_OF_LOADED = {re.compile(r"(?i)qwen-?(?:1\.5|[23])"): "Qwen2Tokenizer", re.compile("(?i)llama-?3"): "LLama3Tokenizer"}
+_OF_LOADED = {
+    re.compile(r"(?i)qwen-?(?:1\.5|[23](?!\d))"): "Qwen2Tokenizer",
+    re.compile(r"(?i)llama-?31?(?!\d|b\b)"): "LLama3Tokenizer",
+}
 """Folders of checkpoints whose tokenizers count no special tokens, which --extra-vocab-size adds, and their type."""
 
 

@@ -50,7 +50,7 @@ def main_grad_dtype(keys: JobKeys) -> str:
     if keys.on("use_torch_fsdp2"):
         return plain_dtype(keys)
     said = keys.get("megatron_fsdp_main_grads_dtype")
-    if keys.on("use_megatron_fsdp") and said in {"fp32", "bf16", "fp16"}:
+    if keys.on("use_megatron_fsdp") and said in ("fp32", "bf16", "fp16"):
         return str(said)
     if keys.on("use_precision_aware_optimizer") and keys.word("main_grads_dtype") == "bf16":
         return "bf16"
@@ -141,7 +141,7 @@ def _offload(keys: JobKeys) -> dict[str, Any]:
 def _states(keys: JobKeys) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
     section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
-    if keys.get("megatron_fsdp_grad_comm_dtype") not in {None, "auto", section["main_grad_dtype"]}:
+    if keys.get("megatron_fsdp_grad_comm_dtype") not in (None, "auto", section["main_grad_dtype"]):
         why = "dtypes of Megatron-FSDP: gradients are counted in the dtype of main gradients"
         keys.leave_out("megatron_fsdp_grad_comm_dtype", why)
     if optimizer := optimizer_of(keys):

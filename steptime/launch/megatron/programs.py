@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python.config_values import literal, syntax_of
@@ -34,7 +35,7 @@ def own_model(program: str, nearby: NearbyFiles, variables: Mapping[str, str]) -
     code = _over_megatron(program, nearby)
     found = {program: f"{frozen}, set up by its code"} if code and (frozen := freezes(code)) else dict[str, str]()
     for node in ast.walk(syntax_of(code)) if code else ():
-        if isinstance(node, ast.ImportFrom) and nearby and (file := _with_own_layers(node, nearby)):
+        if isinstance(node, ast.ImportFrom) and (file := _with_own_layers(node, nearby)):
             found[program] = f"builds the layers of {file}, which are its own"
         elif isinstance(node, ast.Call) and _name(node.func) == "TransformerConfig" and _of_some_flags(node):
             what = "a TransformerConfig of its own from some of its flags, with other defaults for the rest"
@@ -42,13 +43,9 @@ def own_model(program: str, nearby: NearbyFiles, variables: Mapping[str, str]) -
         elif isinstance(node, ast.FunctionDef) and re.search(r"model", node.name):
             if other := _other_model(node):
                 found[program] = f"builds a {other}, a model of its own"
-            read = _variables_read(node)
-            own = [
-                name
-                for name, usual in read
-                if variables.get(name) not in {None, "", usual} and not _PLATFORM.match(name)
-            ]
-            found |= dict.fromkeys(own, f"read by {program} where it builds its model")
+            for name, usual in _variables_read(node):
+                if variables.get(name) not in (None, "", usual) and not _PLATFORM.match(name):
+                    found[name] = f"read by {program} where it builds its model"
     return [LaunchFlag(what, "", "unmodeled", why) for what, why in found.items()]
 
 
@@ -78,7 +75,7 @@ def _of_some_flags(call: ast.Call) -> bool:
     return len(of_args) > 2 and len(given) == len(call.keywords)
 
 
-def _variables_read(function: ast.FunctionDef) -> Iterator[tuple[str, str | None]]:
+def _variables_read(function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
     """Names of the environment's variables that a function reads, with its defaults for them."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call | ast.Subscript):

@@ -228,7 +228,8 @@ def _put_overlap(said: dict[str, Any], defaults: dict[str, Any]) -> None:
 
     Source: training/comm_overlap.py, _get_model_comm_overlap_cfgs.
     """
-    if any(key.startswith("comm_overlap.") for key in said) or (defaults.get(_TP) and "comm_overlap" not in said):
+    given = said.get("comm_overlap", {} if defaults.get(_TP) else None)
+    if given is not None or any(key.startswith("comm_overlap.") for key in said):
         defaults["model.overlap_p2p_comm"] = True
     elif "comm_overlap" in said:
         defaults[_TP] = False
@@ -252,10 +253,8 @@ def _said(tree: dict[str, Any], path: str, sets: Sets, called: Iterable[str]) ->
         word = next((name for name in (mixed.get("_args_") or [""])[:1] if name), None) or mixed.get(CLASS)
         word = None if word == "MixedPrecisionConfig" else word
     name = str(word.code if isinstance(word, Computed) else word or "bf16").removesuffix("()").rpartition(".")[2]
-    short, known = (
-        re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name),
-        table_file(bridge_table.RECIPES)["precisions"],
-    )
+    short = re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name)
+    known = table_file(bridge_table.RECIPES)["precisions"]
     fields: dict[str, Any] | None = next((known[words] for words in known if short in words.split()), None)
     if fields is None and told(sets, "performance.precision") is None:
         raise ConfigError(f"{path}: unknown mixed precision {name}; add --set performance.precision=NAME")

@@ -121,10 +121,8 @@ _STARTED = {
 
 def kind_started(text: str, nearby: NearbyFiles) -> str | None:
     """The kind of the program that a script runs, if the program is found: of Hugging Face's Trainer, or over Megatron-Bridge."""
-    starts, program = (
-        r"\b(?:deepspeed|torchrun|accelerate launch|python3?|torch\.distributed\.run)\s",
-        r"(?<![\w./-])[\w./-]+\.py\b",
-    )
+    starts = r"\b(?:deepspeed|torchrun|accelerate launch|python3?|torch\.distributed\.run)\s"
+    program = r"(?<![\w./-])[\w./-]+\.py\b"
     lines = (line.partition("#")[0] for line in text.replace("\\\n", " ").splitlines())
     started = (line[found.end() :] for line in lines if (found := re.search(starts, line)))
     named = [found[0] for line in started if (found := re.search(program, line))]
@@ -214,11 +212,8 @@ def of_program(
         unsaid = {key: value for key, value in _OF_PEFT.items() if key not in passed_in(code)}
         return {**unsaid, **found, "use_peft": True}
     adapts = {"use_peft", "lora_r"} & known
-    return {
-        key: value
-        for key, value in found.items()
-        if adapts or key not in table_file("transformers")["passed"]["LoraConfig"].values()
-    }
+    of_lora = {*table_file("transformers")["passed"]["LoraConfig"].values()}
+    return {key: value for key, value in found.items() if adapts or key not in of_lora}
 
 
 def is_read(name: str, value: Any) -> bool:
@@ -234,8 +229,5 @@ def of_adapters(text: str, name: str) -> dict[str, Any]:
     """
     inside = parse_mapping(text, name)
     names = {key: f"lora_{key.removeprefix('lora_')}" for key in inside}
-    return {
-        names[key]: value
-        for key, value in inside.items()
-        if names[key] in table_file("transformers")["passed"]["LoraConfig"].values()
-    }
+    of_lora = {*table_file("transformers")["passed"]["LoraConfig"].values()}
+    return {names[key]: value for key, value in inside.items() if names[key] in of_lora}

@@ -65,7 +65,7 @@ def let(scope: Scope, text: str) -> Outcome:
     return "unknown" if not scope.known(value) else "yes" if int(value) else "no"
 
 
-_DIRECTIVE = re.compile(r"(%%|%0?\d*[sdq])")
+_DIRECTIVE = re.compile(r"(%%|%0?\d{0,3}[sdq])")
 
 
 def formatted(pattern: str, words: list[str]) -> str | None:
@@ -137,7 +137,7 @@ def write_file(expand: Expander, node: Simple, nearby: NearbyFiles) -> None:
 
 def _filled_in(expand: Expander, node: Simple, nearby: NearbyFiles) -> str | None:
     """A template with each word that sed replaces; None where it is not found, or sed does anything else."""
-    words = [expand.text(word.text, node.line) for word in node.words[1:] if word.text not in {"-e", "-E", "-r"}]
+    words = [expand.text(word.text, node.line) for word in node.words[1:] if word.text not in {"-e", "-E", "-r", "-i"}]
     if node.words[0].text == "echo":
         return written if "\n" in (written := " ".join(words)) else None
     replaced = [found for word in words if (found := re.fullmatch(r"s([/#|,])(\w+)\1(.*)\1g?", word, re.DOTALL))]
@@ -148,6 +148,29 @@ def _filled_in(expand: Expander, node: Simple, nearby: NearbyFiles) -> str | Non
     for found in replaced:
         text = text.replace(found[2], re.sub(r"\\(.)", r"\1", found[3]))
     return text
+
+
+def edit_file(expand: Expander, node: Simple, nearby: NearbyFiles) -> None:
+    """`sed -i s/A/B/ FILE`: each word that sed replaces; after any other edit a file that the script wrote is not known."""
+    text = _filled_in(expand, node, nearby)
+    for word in node.words[1:]:
+        name = PurePosixPath(expand.scope.shown(expand.text(word.text, node.line))).name
+        if text is None:
+            nearby.written.pop(name, None)
+        elif nearby.text(name) is not None:
+            nearby.written[name] = text
+
+
+def copy_files(scope: Scope, names: list[str], nearby: NearbyFiles) -> None:
+    """`cp FILE ... TO`: the copy of a file, by its name in a folder; one that is not found makes its copy unknown."""
+    *files, to = [name for name in names if not name.startswith("-")]
+    inside = len(files) > 1 or to.endswith(("/", "."))
+    for file in files:
+        name, text = PurePosixPath(scope.shown(file if inside else to)).name, nearby.text(file)
+        if text is None or not name:
+            nearby.written.pop(name, None)
+        else:
+            nearby.written[name] = text if text in nearby.written.values() else clean(text)
 
 
 def given_script(expand: Expander, node: Simple, nearby: NearbyFiles, words: list[Value]) -> list[Value]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import PurePosixPath
 
 from steptime.launch.devices import OF_OPTIONS
-from steptime.launch.shell.assignments import assign, formatted, let, read_names, write_file
+from steptime.launch.shell.assignments import assign, copy_files, edit_file, formatted, let, read_names, write_file
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.control_flow import ControlFlow, LeaveError, Left
 from steptime.launch.shell.lexer import Token
-from steptime.launch.shell.scope import Unknown, Value, clean
+from steptime.launch.shell.scope import Scope, Unknown, Value
 from steptime.launch.shell.statements import ASSIGNMENT, Simple
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
@@ -36,24 +35,17 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
     if first in _DECLARE:
         _declare(walk, first, node)
     elif first == "unset":
-        if rest and rest[0].text == "-n":
-            for value in rest[1:]:
-                scope.restore(value.text, (None, False, False, {value.text}))
-            return "ran"
-        for value in rest:
-            if element := re.fullmatch(r"(\w+)\[.*\]", value.text):
-                why = Unknown(f"line {node.line} unsets one of its elements")
-                scope.put_array(element[1], [Value(scope.mark(f"${element[1]}", why), node.line)])
-            else:
-                scope.clear(value.text, node.line)
+        _unset(scope, rest, node.line)
     elif rest and (first in {"mapfile", "readarray"} or (first == "read" and node.body is not None)):
         read_names(walk.expand, node, [word.text for word in rest])
     elif first in {"cat", "sed", "echo"} and node.to is not None:
         write_file(walk.expand, node, walk.nearby)
     elif first == "printf" and len(rest) > 2 and rest[0].text == "-v":
         _printf(walk, [value.text for value in rest[1:]], node.line)
-    elif first == "cp" and len(rest) > 1 and (text := walk.nearby.text(rest[-2].text)) is not None:
-        walk.nearby.written[PurePosixPath(scope.shown(rest[-1].text)).name] = clean(text)
+    elif first == "sed" and any(value.text == "-i" for value in rest):
+        edit_file(walk.expand, node, walk.nearby)
+    elif first == "cp" and rest and not rest[-1].text.startswith("-"):
+        copy_files(scope, [value.text for value in rest], walk.nearby)
     elif first == "let":
         for value in rest:
             let(scope, value.text)
@@ -65,6 +57,19 @@ def own_command(walk: ControlFlow, first: str, rest: list[Value], node: Simple) 
     else:
         return None
     return "ran"
+
+
+def _unset(scope: Scope, words: list[Value], line: int) -> None:
+    """Variables that are unset; with -n references, and not what they refer to."""
+    references = bool(words) and words[0].text == "-n"
+    for value in words[references:]:
+        if references:
+            scope.restore(value.text, (None, False, False, {value.text}))
+        elif element := re.fullmatch(r"(\w+)\[.*\]", value.text):
+            why = Unknown(f"line {line} unsets one of its elements")
+            scope.put_array(element[1], [Value(scope.mark(f"${element[1]}", why), line)])
+        else:
+            scope.clear(value.text, line)
 
 
 def _declare(walk: ControlFlow, first: str, node: Simple) -> None:

@@ -32,7 +32,7 @@ def checkpointing_of(keys: JobKeys) -> dict[str, Any]:
     key, plan = "activation_checkpoint.early_stop", recomputed_of(keys)
     if plan == {"activation_checkpointing_type": "none"}:
         keys.without_effect(key, "no activation checkpointing")
-    elif keys.on("compile.enable") and "model" in keys.get("compile.components"):
+    elif keys.on("compile.enable") and "model" in keys.words("compile.components"):
         keys.without_effect(key, "compiled blocks recompute only what backward reads")
     elif keys.get(key) is not None:
         plan["recompute_stops_early"] = keys.on(key)
@@ -71,7 +71,7 @@ def budget_of(keys: JobKeys, mode: str) -> dict[str, Any]:
     """
     key = "activation_checkpoint.memory_budget"
     budget = keys.number(key) if keys.get(key) is not None else 0.5
-    if not fuses(keys) or "model" not in keys.get("compile.components"):
+    if not fuses(keys) or "model" not in keys.words("compile.components"):
         keys.fail(mode, "memory_budget needs compile.enable, with model among compile.components")
     elif LEAST_BUDGET <= budget <= 1:
         return {"recompute": {"granularity": "selective", "memory_budget": budget}}

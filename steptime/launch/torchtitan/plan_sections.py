@@ -211,7 +211,7 @@ def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
     """
     if is_traced(keys) or not fuses(keys):
         return simple_of(keys)
-    parts = keys.get("compile.components")
+    parts = keys.words("compile.components")
     if "model" in parts:
         return {"compile": "all" if "loss" in parts and release != "@0.1" else "blocks"} | simple_of(keys)
     return {"loss_impl": "compiled"} if "loss" in parts else {}

@@ -61,7 +61,7 @@ def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles) -> 
     text = re.sub(r'"?\$@"?', lambda _: " ".join(words), text)
     named, function = _TOML.search(text), _FUNCTION.search(text) or _STARTED.search(text)
     inside = nearby.needed(named[1], f"{path}: reads") if named is not None else ""
-    in_variable = re.search(r"--job\.config[-_]file[= ][\"']?\$", text)  # CONFIG_FILE="./train_configs/${NAME}.toml"
+    in_variable = re.search(r"--job\.config[-_]file[= ][\"']?[\w./-]*\$", text)  # "./train_configs/${NAME}.toml"
     if named is None and function is None and not in_variable and _RUNS.search(text) and "[titan]" not in text:
         fix = f"give script and arguments in one string: '{path.rpartition('/')[2]} --job.config_file JOB.toml'"
         raise ConfigError(f"{path}: names no config; {fix}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
+from steptime.base.config import show
 from steptime.job.layer_counts import balanced_by_cost
 from steptime.job.limits import BOUNDS
 from steptime.launch.devices import told
@@ -202,7 +203,9 @@ class Figures:
             performance.pop("activation_checkpointing_type", None)
             each = (self.whole("@each_nth") or 1) if mode == "selective" else 1
             nth = {"recompute": {"granularity": "full", "method": "every", "n_layers": each}}
-            replays = mode in {"full", "selective"} and not self.on("@checkpointing")
+            if mode not in ("full", "selective"):
+                keys.fail(self.figures["@layers_checkpointed"], f"expected full or selective (got {show(mode)})")
+            replays = not self.on("@checkpointing")
             performance |= {} if not replays else nth if each > 1 else {"activation_checkpointing_type": "full"}
         if (by := self.figures.get("@replayed")) is not None:
             share = keys.word(by)

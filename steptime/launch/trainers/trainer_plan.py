@@ -102,7 +102,8 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
-                if why := (keys.table.raw.get("approximated_words") or {}).get(key, {}).get(str(keys.get(key))):
+                words = (keys.table.raw.get("approximated_words") or {}).get(key, {})
+                if why := words.get(str(keys.get(key)), words.get("other")):
                     keys.approximate(key, why)
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
         self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
@@ -181,7 +182,7 @@ class _Plan(Figures):
         if self.own_names and not (bf16 or fp16 or word.strip() or self.on("@fp8")):
             why = f"precision unknown ({self.own_names} is not an argument of {self.keys.table.framework})"
             self.keys.ask("performance.precision", why, "NAME")
-        elif self.alone and not (bf16 or fp16) and self.get("@half") in {None, False, "no"}:
+        elif self.alone and not (bf16 or fp16) and self.get("@half") in (None, False, "no"):
             why = f"{self.alone} without mixed_precision leaves the precision to its program"
             self.keys.ask("performance.precision", why, "bf16")
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"} | self.masters()

@@ -1,0 +1,44 @@
+"""Lists and numbers where a file has words: a line or a plan, no traceback."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+
+SETS = {
+    "hardware.node_type": "dgx-h100", "parallelism.dp": 8, "model": "llama3-8b", "data.gbs": 8, "data.microbatch_sz": 1,
+    "data.seqlen": 1024,
+}  # fmt: skip
+CONTAINER = """_target_: megatron.bridge.training.config.ConfigContainer
+model: {num_layers: 4, hidden_size: 1024, num_attention_heads: 16, seq_length: 1024, vocab_size: 32000, use_megatron_fsdp: true,
+  KEY: VALUE}
+train: {micro_batch_size: 1, global_batch_size: 64}
+"""
+LAUNCH = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 8\nKEY: VALUE\n"
+TITAN = (
+    '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n[compile]\nenable = true\nKEY = VALUE\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "key"),
+    [
+        ("nemo", CONTAINER, "megatron_fsdp_grad_comm_dtype"),
+        ("nemo", CONTAINER, "megatron_fsdp_main_grads_dtype"),
+        ("transformers", LAUNCH, "mixed_precision"),
+        ("torchtitan", TITAN, "components"),
+    ],
+    ids=["comm", "grads", "accelerate", "compile"],
+)
+def test_values_of_other_kinds(tmp_path: Path, kind: str, text: str, key: str) -> None:
+    path = tmp_path / ("job.toml" if kind == "torchtitan" else "job.yaml")
+    for value in ("[1]", "-1", "[]"):
+        path.write_text(text.replace("KEY", key).replace("VALUE", value))
+        with suppress(ConfigError):
+            assert to_job(read(kind, str(path), SETS), SETS, allow_unmodeled=True).model.n_layers == 32
