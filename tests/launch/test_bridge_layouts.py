@@ -113,6 +113,56 @@ def test_stages_of_the_frameworks_own_function_without_its_checkout(tmp_path, gi
     assert (job.parallelism.layers_per_stage, job.model.mtp, job.performance.moment_dtype) == (layers, 1, "bf16")
 
 
+def test_stages_that_a_comprehension_copies(tmp_path):
+    """kimi_k2.py, _get_kimi_k2_pipeline_layout: list([list(x) for x in layout])."""
+    text = DEEPSEEK.replace("return known[(pp, vpp or 1)]", "return known[(pp, vp or 1)]")
+    text = text.replace(
+        "    return known[(pp, vp or 1)]", "    found = known[(pp, vp or 1)]\n    return list([list(x) for x in found])"
+    )
+    (tmp_path / "recipe.py").write_text(text.replace("VPP\n", "None\n").replace("PP\n", "16\n", 1))
+    job = to_job(read("auto", f"{tmp_path / 'recipe.py'}:pretrain_config", DEVICES), DEVICES)
+    assert job.parallelism.layers_per_stage == [4] * 15 + [1]
+
+
+@pytest.mark.parametrize(
+    ("repository", "preset", "router", "shared"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3", "fp32", True),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super-120b-a12b", "fp32", False),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b", "compute", False),
+        ("openai/gpt-oss-20b", "gpt-oss-20b", "compute", False),
+    ],
+)
+def test_kernels_of_experts_are_those_of_the_familys_bridge(tmp_path, repository, preset, router, shared):
+    """deepseek_v3_bridge.py, nemotron_h_bridge.py, qwen3_moe_bridge.py, gpt_oss_bridge.py: grouped, fused and all-to-all."""
+    (tmp_path / "recipe.py").write_text(
+        "def job() -> ConfigContainer:\n    cfg = ConfigContainer(\n"
+        f"        model=AutoBridge.from_hf_pretrained({repository!r}).to_megatron_provider(load_weights=False),\n"
+        "        train=TrainingConfig(global_batch_size=256, micro_batch_size=1), mixed_precision='bf16_mixed',\n"
+        "        dataset=GPTDatasetConfig(seq_length=4096),\n    )\n"
+        "    cfg.model.expert_model_parallel_size = 8\n    return cfg\n"
+    )
+    sets = HARDWARE | {"devices": 64}
+    found = read("auto", f"{tmp_path / 'recipe.py'}:job", sets)
+    moe = found.config["performance"]["moe"]
+    assert to_job(found, sets).model.name.startswith(preset)
+    assert (moe["dispatcher"], moe["permute_fusion"], moe["grouped_gemm"]) == ("alltoall", True, True)
+    assert (moe["router_dtype"], moe.get("shared_expert_overlap")) == (router, shared)
+
+
+@pytest.mark.parametrize("line", ["cfg.model.freeze_vision_model = False", "cfg.train.seed = 1"])
+def test_a_model_that_takes_images_is_another_kind(tmp_path, line):
+    (tmp_path / "recipe.py").write_text(
+        "def qwen35_vl_35b_pretrain_8gpu_h100_bf16_config() -> ConfigContainer:\n    cfg = ConfigContainer(\n"
+        "        model=AutoBridge.from_hf_pretrained('Qwen/Qwen3.5-35B-A3B').to_megatron_provider(load_weights=False),\n"
+        "        train=TrainingConfig(global_batch_size=256, micro_batch_size=1), mixed_precision='bf16_mixed',\n"
+        f"        dataset=GPTDatasetConfig(seq_length=4096),\n    )\n    {line}\n    return cfg\n"
+    )
+    path = f"{tmp_path / 'recipe.py'}:qwen35_vl_35b_pretrain_8gpu_h100_bf16_config"
+    with pytest.raises(ConfigError, match="another kind of model: it takes images in addition to text"):
+        to_job(read("auto", path, HARDWARE), HARDWARE)
+
+
 def test_a_hybrid_by_the_name_of_its_recipe(tmp_path):
     """nemotronh.py of v0.3.1 to v0.6.0: 8,192 tokens, gradients alone overlapped; activations.py: squared ReLU is compiled."""
     (tmp_path / "recipe.py").write_text(

@@ -158,11 +158,11 @@ def bridge_reading(path: str, found: tuple[str, dict[str, Any]], sets: Sets, dev
     keys = object_keys(said, table, path, model | dict(sets or {}), defaults=defaults, defaults_of="its recipes")
     if preset is None and not fields and "num_layers" not in keys.values and "model" not in (sets or {}):
         problem = f"{path}: its model is {_whose(tree.get('model'), base, whole=whole)}; add --set model=NAME"
-        raise ConfigError([problem, *refusals(path, _other_model(tree.get("model")))])
+        raise ConfigError([problem, *refusals(path, _other_model(tree.get("model"), name))])
     if not whole:
         keys.assumed_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", _known_of(base)))
     keys.assumed_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
-    keys.assumed_flags += _other_model(tree.get("model"))
+    keys.assumed_flags += _other_model(tree.get("model"), name)
     for key, value in unread.items():
         if is_costly(key, table, unknown=True):
             keys.assumed_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
@@ -183,7 +183,11 @@ def _with_stages(path: str, base: str, model: Any, called: list[str]) -> list[st
     if isinstance(model, dict):
         called = bridge_table.put_stages(model, called)
         layout = _plain(model.get("pipeline_model_parallel_layout"))
-    _check_calls(path, base, [*called, layout.code] if isinstance(layout, Computed) else called)
+    _check_calls(path, base, called)
+    if isinstance(layout, Computed):
+        called_by = re.match(r"(\w+)\(", layout.code)
+        whose = f"those of {called_by[1]}()" if called_by else f"computed ({layout.code})"
+        raise ConfigError(f"{path}: its stages are {whose}, which is not read; {GIVE_LOG}")
     return called
 
 
@@ -193,10 +197,12 @@ def _repository(section: Any) -> str:
     return next((word for word in given if isinstance(word, str)), "")
 
 
-def _other_model(section: Any) -> list[LaunchFlag]:
+def _other_model(section: Any, recipe: str) -> list[LaunchFlag]:
     """What is refused where the model's repository is one of images or audio, or of another family; empty where it is not."""
     name = _repository(section)
-    return [LaunchFlag(name, "", "unmodeled", f"{OTHER_MODEL}: {why}")] if (why := not_modeled(name)) else []
+    sees = "_vl_" in recipe or (isinstance(section, dict) and "freeze_vision_model" in section)
+    why = not_modeled(name) or ("it takes images in addition to text" if sees else "")
+    return [LaunchFlag(name or recipe, "", "unmodeled", f"{OTHER_MODEL}: {why}")] if why else []
 
 
 def _whose(section: Any, base: str, *, whole: bool) -> str:

@@ -29,7 +29,7 @@ def kernels(model: str, *sections: str) -> dict[str, Any]:
     """Fusions of the framework's provider of a model's repository, and of its recipes, by the beginning of the model's name."""
     found = dict(table_file(RECIPES)["all"])
     for family, fusions in (item for section in sections for item in table_file(RECIPES)[section].items()):
-        found |= fusions if model.startswith(family) else {}
+        found |= fusions if model.replace("_", "-").startswith(family.replace("_", "-")) else {}
     return found
 
 

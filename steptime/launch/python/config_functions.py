@@ -19,7 +19,7 @@ from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.python import call_arguments as calls
 from steptime.launch.python import config_values as values
 from steptime.launch.python.config_values import CLASS, Computed, computed, dotted, failed
-from steptime.launch.python.loops import rounds
+from steptime.launch.python.loops import items_of, rounds
 from steptime.launch.python.module_names import DEEPEST, PythonModule
 from steptime.launch.python.operators import MOST_ITEMS, bounded, key_text, operated
 
@@ -225,6 +225,8 @@ class _FunctionReader(PythonModule):
             test = self.value(node.test, names, depth)
             chosen = node.body if test else node.orelse
             return computed(node) if isinstance(test, Computed) else self.value(chosen, names, depth)
+        if isinstance(node, ast.ListComp) and (items := self.listed(node, names, depth)) is not None:
+            return items
         if isinstance(node, ast.FormattedValue) and node.conversion < 0 and node.format_spec is None:
             return self.value(node.value, names, depth)
         parts = [self.value(item, names, depth) for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
@@ -234,6 +236,14 @@ class _FunctionReader(PythonModule):
             return operated(node, parts)
         except (TypeError, ValueError, ArithmeticError, KeyError):
             return computed(node)
+
+    def listed(self, node: ast.ListComp, names: Tree, depth: int) -> list[Any] | None:
+        """`[f(x) for x in items]`; None where it has conditions, or its items are not known."""
+        (part, *more), target = node.generators, node.generators[0].target
+        if more or part.ifs or not isinstance(target, ast.Name):
+            return None
+        items = items_of(part.iter, lambda inner: self.value(inner, names, depth))
+        return None if items is None else [self.value(node.elt, names | {target.id: item}, depth) for item in items]
 
     def config(self, node: ast.Call, names: Tree, depth: int) -> Any:
         """A call: a function of the module, a copy with changes, or a config object."""
@@ -265,6 +275,8 @@ class _FunctionReader(PythonModule):
             return calls.of_module(called, node, args, self.imports) or values.looked_up(called, node, args)
         if called in values.CASTS and not keywords:
             return values.cast(called, node, args)
+        if called == "list" and len(args) == 1 and isinstance(args[0], list) and not keywords:
+            return list(args[0])
         copies = (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
         if copies and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
