@@ -26,6 +26,17 @@ TITAN = (
 )
 
 
+@pytest.mark.parametrize("stage", ["nan", "inf", "1e999"])
+def test_numbers_are_finite(tmp_path: Path, stage: str) -> None:
+    flags = (
+        "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
+    )
+    more = f"--micro-batch-size 1 --global-batch-size 8 --vocab-size 32000 --deepspeed --zero-stage {stage}"
+    (tmp_path / "run.sh").write_text(f"deepspeed --num_gpus 8 pretrain_gpt.py {flags} {more}\n")
+    with pytest.raises(ConfigError, match=r"--zero-stage: expected a number \(got"):
+        read("megatron", str(tmp_path / "run.sh"), SETS)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "key"),
     [
