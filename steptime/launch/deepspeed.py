@@ -123,6 +123,7 @@ def put_deepspeed_config(keys: JobKeys) -> ZeroExtras:
     engine |= {half: True for half in ("bf16", "fp16") if inner.get(f"{half}.enabled") is True}
     tp = inner.count("tensor_parallel.autotp_size", 1, least=0) or 1
     found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level), engine, inner.on(DEEPCOMPILE), tp)
+    keys.problems += inner.problems
     inner.becomes(DEEPCOMPILE, "performance.overlap.dp, where the trainer compiles")
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
     keys.assumed_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]

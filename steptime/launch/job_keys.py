@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from math import isfinite
 from typing import Any
 
 from steptime.base.config import ConfigError, show
@@ -127,13 +129,13 @@ class JobKeys:
         return found if found is not None else max(least, default or 1)
 
     def number(self, key: str) -> float:
-        """A number; 0 where it is not given."""
+        """A finite number; 0 where it is not given."""
         value = self.get(key)
-        try:
-            return float(value or 0)
-        except (TypeError, ValueError):
-            self.fail(key, f"expected a number (got {show(value)})")
-            return 0.0
+        with suppress(TypeError, ValueError, OverflowError):
+            if isfinite(found := float(value or 0)):
+                return found
+        self.fail(key, f"expected a number (got {show(value)})")
+        return 0.0
 
     def on(self, key: str, *, default: bool = False) -> bool:
         """Whether a switch is on."""

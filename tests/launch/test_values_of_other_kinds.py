@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,17 @@ TITAN = (
 )
 
 
+@pytest.mark.parametrize("stage", ["nan", "inf", "1e999"])
+def test_numbers_are_finite(tmp_path: Path, stage: str) -> None:
+    flags = (
+        "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
+    )
+    more = f"--micro-batch-size 1 --global-batch-size 8 --vocab-size 32000 --deepspeed --zero-stage {stage}"
+    (tmp_path / "run.sh").write_text(f"deepspeed --num_gpus 8 pretrain_gpt.py {flags} {more}\n")
+    with pytest.raises(ConfigError, match=r"--zero-stage: expected a number \(got"):
+        read("megatron", str(tmp_path / "run.sh"), SETS)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "key"),
     [
@@ -42,3 +54,14 @@ def test_values_of_other_kinds(tmp_path: Path, kind: str, text: str, key: str) -
         path.write_text(text.replace("KEY", key).replace("VALUE", value))
         with suppress(ConfigError):
             assert to_job(read(kind, str(path), SETS), SETS, allow_unmodeled=True).model.n_layers == 32
+
+
+@pytest.mark.parametrize("key", ["zero_optimization.stage", "tensor_parallel.autotp_size"])
+def test_problems_of_a_ds_config_are_those_of_the_job(tmp_path: Path, key: str) -> None:
+    section, _, name = key.partition(".")
+    said = {"zero_optimization": {"stage": 2}} | {section: {name: "x"}}
+    (tmp_path / "ds.json").write_text(json.dumps(said))
+    flags = "--model_name_or_path meta-llama/Meta-Llama-3-8B --bf16 --max_seq_length 2048 --deepspeed ds.json"
+    (tmp_path / "run.sh").write_text(f"torchrun --nnodes 1 --nproc-per-node 8 run_clm.py {flags}\n")
+    with pytest.raises(ConfigError, match=f"ds.json: {key}: expected a whole number"):
+        read("transformers", str(tmp_path / "run.sh"), SETS)

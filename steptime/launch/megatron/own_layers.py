@@ -21,8 +21,8 @@ _SWITCH = {"moe_router_topk": 1, "moe_router_load_balancing_type": "sinkhorn"}
 """SwitchMLP of the older models (megatron/model/transformer.py), and up to core 0.4 of all (core/transformer/switch_mlp.py)."""
 _MINDSPEED = "mindspeed_llm/training/arguments.py"
 _OF_MINDSPEED = {"--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--no-shared-storage"}
-"""Ascend/MindSpeed-LLM's parser, and flags of it alone. Its layers are Megatron-LM's own, which have flash attention with
---use-flash-attn (core/transformer/dot_product_attention.py, dot_product_attention_forward_wrapper)."""
+"""Ascend/MindSpeed-LLM's parser, and flags of MindSpeed, over which it runs. Its layers are Megatron-LM's own, which have
+flash attention with --use-flash-attn (core/transformer/dot_product_attention.py, dot_product_attention_forward_wrapper)."""
 _SPECS = {"get_gpt_layer_local_spec": "local", "get_gpt_layer_with_transformer_engine_spec": "transformer_engine"}
 """Functions of Megatron-Core's models/gpt/gpt_layer_specs.py, and the --transformer-impl whose layers they make."""
 
