@@ -81,6 +81,16 @@ def test_an_exception_that_the_recipe_catches_leaves_the_layers_even(tmp_path):
         deepseek(tmp_path, 2, None)
 
 
+def test_an_exception_of_another_kind_is_not_caught(tmp_path):
+    """Python leaves the function then; what it would have set is told as not read."""
+    text = (
+        DEEPSEEK.replace("except ValueError:", "except KeyError:").replace("PP\n", "2\n", 1).replace("VPP\n", "None\n")
+    )
+    (tmp_path / "recipe.py").write_text(text.replace("put_stages", "set_pipeline_layout"))
+    with pytest.raises(ConfigError, match=r"its stages are those of set_pipeline_layout\(\), which is not read"):
+        to_job(read("auto", f"{tmp_path / 'recipe.py'}:pretrain_config", DEVICES), DEVICES)
+
+
 def test_stages_that_are_given_go_before_those_looked_up(tmp_path):
     job = deepseek(tmp_path, 4, None, more=', "Et*16|t*16|t*16|t*13mL"')
     assert job.parallelism.layers_per_stage == [16, 16, 16, 13]

@@ -35,6 +35,15 @@ Tree = dict[str, Any]
 class _RaisedError(ConfigError):
     """An exception that the code itself raises."""
 
+    def __init__(self, path: str, node: ast.Raise) -> None:
+        super().__init__(str(failed(path, node, "cannot be evaluated statically")))
+        self.kind = values.last_name(getattr(node.exc, "func", node.exc or node))
+
+    def is_caught(self, by: ast.expr | None) -> bool:
+        """Whether an `except` of these names catches it, as far as names tell."""
+        names = {"Exception"} if by is None else {values.last_name(part) for part in ast.walk(by)}
+        return bool(names & {self.kind, "Exception", "BaseException"})
+
 
 def read_function(
     path: str, text: str, name: str, returns: str, bases: str = "", nearby: NearbyFiles | None = None
@@ -99,11 +108,13 @@ class _FunctionReader(PythonModule):
                 if done:
                     return True, found
             elif isinstance(node, ast.Raise):
-                raise _RaisedError(str(failed(self.path, node, "cannot be evaluated statically")))
+                raise _RaisedError(self.path, node)
             elif isinstance(node, ast.Try) and len(node.handlers) == 1 and not node.finalbody:
                 try:
                     done, found = self.block([*node.body, *node.orelse], names, depth)
-                except _RaisedError:
+                except _RaisedError as error:
+                    if not error.is_caught(node.handlers[0].type):
+                        raise
                     done, found = self.block(node.handlers[0].body, names, depth)
                 if done:
                     return True, found
