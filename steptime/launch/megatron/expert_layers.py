@@ -53,10 +53,14 @@ def expert_section(keys: JobKeys, ffn: int) -> dict[str, Any]:
 
 def trained_with(keys: JobKeys) -> dict[str, Any]:
     """How experts are trained, whatever sizes they have: losses of the router, and a capacity."""
-    found: dict[str, Any] = {"load_balancing": _balancing(keys), "z_loss": bool(keys.number("moe_z_loss_coeff"))}
-    if (factor := keys.number("moe_expert_capacity_factor")) > 0:  # 0: none is dropped
-        found |= {"capacity_factor": factor, "pad_to_capacity": keys.on("moe_pad_expert_input_to_capacity")}
-    return found
+    return {"load_balancing": _balancing(keys), "z_loss": bool(keys.number("moe_z_loss_coeff"))} | capacity(keys)
+
+
+def capacity(keys: JobKeys) -> dict[str, Any]:
+    """The tokens that an expert takes at most; empty where it takes all."""
+    if (factor := keys.number("moe_expert_capacity_factor")) <= 0:
+        return {}
+    return {"capacity_factor": factor, "pad_to_capacity": keys.on("moe_pad_expert_input_to_capacity")}
 
 
 def expert_degrees(keys: JobKeys, tp: int) -> dict[str, int]:

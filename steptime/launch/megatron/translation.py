@@ -16,7 +16,7 @@ from steptime.job.edit import read_model
 from steptime.launch.devices import SET_DEVICES, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, read_keys
-from steptime.launch.megatron.expert_layers import has_experts, trained_with
+from steptime.launch.megatron.expert_layers import capacity, has_experts, trained_with
 from steptime.launch.megatron.model_section import data_section, has_own_vocabulary, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
@@ -112,6 +112,16 @@ def _as_trained(keys: JobKeys, said: Any) -> Any:
     return {"preset": said} | more if more else said
 
 
+def _with_capacity(keys: JobKeys, said: Any) -> Any:
+    """A preset, or one with changes, with the capacity that the job gives its experts."""
+    found = capacity(keys)
+    named = isinstance(said, str) or (isinstance(said, Mapping) and "preset" in said)
+    if not found or not named or (model := _model_of(said)) is None or model.moe is None:
+        return said
+    section = {"preset": said} if isinstance(said, str) else dict(said)
+    return section | {"moe": model.moe.model_dump(exclude_unset=True) | found}
+
+
 def _adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision: str) -> dict[str, Any] | None:
     """The `lora` of a plan's model; None where every weight is trained, or is counted so."""
     usual = keys.table.raw.get("adapters") or {}
@@ -161,8 +171,7 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     if isinstance(model, str) and has_own_vocabulary(keys):
         fix = "else add --set model.vocab_sz=N"
         keys.notes.append(f"vocabulary not set, that of {model} assumed: the file's own tokenizer is not known; {fix}")
-    if software in _OF_FLAGS:
-        model = _as_trained(keys, model)
+    model = _as_trained(keys, model) if software in _OF_FLAGS else _with_capacity(keys, model)
     if model is None:
         model = model_section(keys)
     if adapters := _adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):

@@ -31,6 +31,15 @@ def classes(part: str = "classes") -> dict[str, dict[str, Any]]:
     }
 
 
+def kernels(name: str) -> dict[str, Any]:
+    """What a class sets of kernels, experts' dispatch and padding, of whatever size its model is; empty for an unknown one."""
+    table: dict[str, dict[str, Any]] = table_file("nemo2_models")["kernels"]
+    longest = max((begun for begun in table if name.startswith(begun)), key=len, default="")
+    own = (classes() | classes("bases")).get(name) or table.get(longest, {})
+    names = {field for fields in table.values() for field in fields}
+    return {field: value for field, value in own.items() if field in names}
+
+
 def class_preset(name: str) -> str | None:
     """The preset that a class of a model's config is named after: Qwen25Config7B, MixtralConfig8x7B, Qwen2Config1P5B."""
     family, _, size = name.lower().replace("_", "-").partition("config")

@@ -10,7 +10,7 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import put
 from steptime.launch.devices import told
 from steptime.launch.nearby_files import NearbyFiles
-from steptime.launch.nemo.models import class_preset, classes, with_own_class
+from steptime.launch.nemo.models import class_preset, classes, kernels, with_own_class
 from steptime.launch.nemo.nemo_run import plugin_of, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, class_of
@@ -229,7 +229,8 @@ def as_recipe(path: str, tree: dict[str, Any], sets: Sets) -> dict[str, Any]:
         if not known or data.get("tokenizer") is not None:
             raise ConfigError(f"{path}: vocabulary size unknown (tokenizer of its own); add --set model.vocab_sz=N")
         name = class_of(config).rpartition(".")[2]
-        if name in classes() or class_preset(name) is None:
+        own = kernels(name).get("make_vocab_size_divisible_by") == 1  # a vocabulary of the class's own
+        if (name in classes() and not own) or class_preset(name) is None:
             config.setdefault("vocab_size", _VOCABULARY)
     if "plugins" in trainer:
         trainer["plugins"] = plugin_of(tree["trainer"]["plugins"])

@@ -16,16 +16,13 @@ from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, is_costly, load_table, rule_of, spelled, table_file
 from steptime.launch.megatron.translation import object_keys, plan_of
-from steptime.launch.nemo.models import changed, class_preset, classes
+from steptime.launch.nemo.callbacks import callback_settings, note_callbacks, overlap_defaults
+from steptime.launch.nemo.models import changed, class_preset, classes, kernels
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.python.config_functions import CALLED
 from steptime.launch.python.config_values import CLASS as CALL
 from steptime.launch.python.config_values import Computed, merged, syntax_of
 from steptime.launch.reading import LaunchFlag, Reading, Sets
-
-_BUCKET = 128 * 1024 * 1024
-"""Elements (nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, _get_optimizer_overlap_cfgs)."""
-_OVERLAP = "MegatronCommOverlapCallback"
 
 
 def read_two(config: NemoConfig) -> Reading:
@@ -37,14 +34,15 @@ def read_two(config: NemoConfig) -> Reading:
     path, tree, devices, sets, *_ = config
     if not isinstance(tree.get("trainer"), dict):
         raise ConfigError(f"{path}: returns no recipe with a trainer; give the function that returns the whole recipe")
-    said = _said(path, tree, _with_plugin(path, tree["trainer"], sets))
+    said = _said(path, tree, _with_plugin(path, tree["trainer"], sets), sets)
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     if config_class not in classes() and (preset := class_preset(config_class)) and told(sets, "model") is None:
         sets = {"model": changed(path, preset, said, "model.config", sets), **(sets or {})}
-    fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
+    fields = kernels(config_class) if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.config.{key}": value for key, value in fields.items()}
     keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class)
     _put_over(keys, said)
+    note_callbacks(keys)
     precision = str(keys.get("mixed_precision.precision") or "32").lower()
     keys.put("bf16", "bf16" in precision)
     keys.put("fp16", precision.startswith(("16", "fp16")))
@@ -76,14 +74,7 @@ def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
     if said.get("trainer.plugins.fp8"):
         older = "trainer.plugins.fp8_params"  # NeMo up to 2.2, and 2.4
         put["fp8_param_gather"] = (older if older in said else "trainer.plugins.fp8_param_gather", False)
-    callback = f"trainer.callbacks.{_OVERLAP}"
-    if any(name.startswith(callback) for name in said):
-        virtual = keys.get("virtual_pipeline_model_parallel_size")
-        put["overlap_grad_reduce"] = (f"{callback}.overlap_grad_reduce", True)
-        put["overlap_param_gather"] = (f"{callback}.overlap_param_gather", True)
-        put["overlap_p2p_comm"] = (f"{callback}.overlap_p2p_comm", virtual not in (None, 1))
-        if keys.get("ddp_bucket_size") is None:
-            put["ddp_bucket_size"] = (f"{callback}.bucket_size", _BUCKET)
+    put |= overlap_defaults(keys)
     for key, (name, value) in put.items():
         keys.defaults[key] = (name, value)
         if key in keys.values and keys.names[key] != name:
@@ -96,7 +87,7 @@ def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str, Any]:
+def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any], sets: Sets) -> dict[str, Any]:
     """Dotted keys, the callbacks' by their classes."""
     strategy = trainer.pop("strategy", None) or {}
     if isinstance(strategy, str) or not isinstance(strategy, dict):
@@ -110,9 +101,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
     rest = {key: value for key, value in tree.items() if key not in {"trainer", "_target_", "_partial_", "fn"}}
     said = flatten({key: simplify(value) for key, value in rest.items() if value is not None})
     said |= flatten({"trainer": simplify(trainer)})
-    for item in callbacks if isinstance(callbacks, list) else []:
-        name = class_of(item).rpartition(".")[2] or "callback"
-        said |= flatten({"trainer": {"callbacks": {name: simplify(item) if name == _OVERLAP else "..."}}})
+    said |= callback_settings(callbacks, sets)
     return said | methods_of(tree) | flatten({"trainer": {"strategy": simplify(strategy)}})
 
 
@@ -123,7 +112,7 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
         if name in classes("bases"):
             return classes("bases")[name]
         if {"model.config.normalization", "model.config.gated_linear_unit"} <= said.keys():
-            return {}  # a class of its own that says what its family is
+            return kernels(name)  # a class of its own that says what its family is
     what = f"unknown class (got {show(name)})" if name else "has no class name"
     raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")
 
