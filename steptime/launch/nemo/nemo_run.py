@@ -17,7 +17,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, is_costly, load_table, rule_of, spelled, table_file
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nemo.models import changed, class_preset, classes
-from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
+from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, other_class_of, simplify
 from steptime.launch.python.config_functions import CALLED
 from steptime.launch.python.config_values import CLASS as CALL
 from steptime.launch.python.config_values import Computed, merged, syntax_of
@@ -41,7 +41,7 @@ def read_two(config: NemoConfig) -> Reading:
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     if config_class not in classes() and (preset := class_preset(config_class)) and told(sets, "model") is None:
         sets = {"model": changed(path, preset, said, "model.config", sets), **(sets or {})}
-    fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
+    fields = {} if told(sets, "model") is not None or "model.class" in said else _fields(path, config_class, said)
     defaults = {f"model.config.{key}": value for key, value in fields.items()}
     keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class)
     _put_over(keys, said)
@@ -113,7 +113,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
     for item in callbacks if isinstance(callbacks, list) else []:
         name = class_of(item).rpartition(".")[2] or "callback"
         said |= flatten({"trainer": {"callbacks": {name: simplify(item) if name == _OVERLAP else "..."}}})
-    return said | methods_of(tree) | flatten({"trainer": {"strategy": simplify(strategy)}})
+    return said | methods_of(tree) | other_class_of(tree) | flatten({"trainer": {"strategy": simplify(strategy)}})
 
 
 def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
