@@ -73,6 +73,13 @@ def decoded(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def new_file(text: str) -> str:
+    """The name of a file to write, which - is not: the report is on standard output."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("- is no file name, and standard output has the report; give a file")
+    return text
+
+
 def share(text: str) -> float:
     """A fraction between 0 and 1, as 0.4 or 40%."""
     try:

@@ -22,6 +22,7 @@ from steptime.launch.python.config_values import split_path
 from steptime.launch.read import named, read, read_text
 from steptime.launch.reading import LEAVE_OUT, to_job
 from steptime.launch.shell.script import USUAL
+from steptime.launch.shell.usage import most_words
 from steptime.launch.write.export import notes, refused, write
 from steptime.search.changes import words
 
@@ -120,12 +121,12 @@ def retyped(typed: list[str], problems_of: Mapping[str, Sequence[str]]) -> list[
     ['to go on: RANK=... 3dtrn --from auto run.sh']
     >>> retyped(["run.sh", "--machine", "dgx-h100"], {"run.sh": ["f: 9 devices; add --set hardware.node_type=NAME"]})
     ['to go on: 3dtrn run.sh --set hardware.node_type=NAME']
-    >>> retyped(["run.sh"], {"run.sh": ["f: world size 8 is no multiple; for other nodes add --set parallelism.dp=N"]})
+    >>> retyped(["run.sh"], {"run.sh": ["f: world size 8 is no multiple; for other nodes add --devices N"]})
     ['to go on: 3dtrn run.sh --devices N']
     """
     problems = [line for lines in problems_of.values() for line in lines]
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
-    words = {source: _words_asked(lines) for source, lines in problems_of.items()}
+    words = {source: _words_asked(source, lines) for source, lines in problems_of.items()}
     unset = " ".join(found[1] for line in problems if (found := _VARIABLES.search(line)))
     variables = _given(problems_of) | dict.fromkeys(re.findall(r"\w+", unset), "...")
     other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
@@ -179,9 +180,11 @@ def _given(sources: Iterable[str]) -> dict[str, str]:
     return {name: shlex.quote(os.environ[name]) for name in own}
 
 
-def _words_asked(problems: Sequence[str]) -> int:
-    """The number of a script's positional arguments that its problems ask for."""
-    return max((int(n[:3]) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)), default=0)
+def _words_asked(source: str, problems: Sequence[str]) -> int:
+    """The number of a script's positional arguments, where its problems ask for one of them; else 0."""
+    asked = [int(n[:3]) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)]
+    file = split_path(named(source)[0])[0]
+    return max(*asked, most_words(read_text(file)) if Path(file).is_file() else 0) if asked else 0
 
 
 def _without(typed: list[str], asked: set[str]) -> list[str]:
@@ -208,6 +211,7 @@ def _without(typed: list[str], asked: set[str]) -> list[str]:
 
 def _options(line: str) -> list[str]:
     """The options that a problem asks for: the first of several ways."""
+    line = line.replace("--devices N", "--set parallelism.dp=N")
     asked = re.search(r"[;,] (?:or |for other nodes )?add (--(?:set|with) .*)", line)
     found = re.findall(r"(--(?:set|with)) ((?:[^\s,;]|,(?=\S))+)", asked[1].partition(", or ")[0]) if asked else []
     return [f"{option} {shlex.quote(value)}" for option, value in found]

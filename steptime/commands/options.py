@@ -6,7 +6,7 @@ from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Callable
 from typing import Literal
 
-from steptime.commands.argument_types import count, decoded, parts, positive_count, share, whole, words
+from steptime.commands.argument_types import count, decoded, new_file, parts, positive_count, share, whole, words
 
 PLAN = "a YAML or JSON file, or - for standard input"
 LOG_KIND = "framework of the log: megatron, torchtitan, nemo"
@@ -67,7 +67,7 @@ def _launch_files(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--with", dest="added", action="append", default=[], metavar="FILE", help=f"with --from, {WITH}"
     )
-    parser.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
+    parser.add_argument("--save", type=new_file, metavar="PLAN.yaml", help="with --from, write the plan that was read")
     _unmodeled(parser, "with --from, ignore flags that affect cost but are not modeled")
     kinds = ("megatron", "bridge", "nemo", "torchtitan", "deepspeed")
     about = (
@@ -100,7 +100,7 @@ def _search(parser: ArgumentParser) -> None:
     form.add_argument("--csv", action="store_true", help="print the best layouts as CSV")
     parser.add_argument("--plot", metavar="FILE", help="draw memory against step time; .png, .svg or .pdf")
     parser.add_argument("--html", metavar="FILE", help="write the result as an HTML page")
-    parser.add_argument("--save", metavar="BEST.yaml", help="write the best plan to FILE")
+    parser.add_argument("--save", type=new_file, metavar="BEST.yaml", help="write the best plan to FILE")
 
 
 def _sensitivity(parser: ArgumentParser) -> None:
@@ -203,7 +203,7 @@ def _validate(parser: ArgumentParser) -> None:
     logs.add_argument("--from", dest="kind", metavar="KIND", help=LOG_KIND)
     about = "a plan, config or launch script of the job, for a log that prints none"
     logs.add_argument("--plan", metavar="FILE", help=about)
-    logs.add_argument("--save-csv", metavar="OUT.csv", help="append the run as a row for --measurements")
+    logs.add_argument("--save-csv", type=new_file, metavar="OUT.csv", help="append the run as a row for --measurements")
     _unmodeled(logs, LOG_UNMODELED)
 
 

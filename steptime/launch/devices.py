@@ -277,6 +277,6 @@ def data_parallel(
         return dp
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
-        fix = f" ({ranks}, {2 * ranks}, {3 * ranks} ... are){fix}" if given else fix
+        fix = f" ({ranks}, {2 * ranks}, {3 * ranks} ... are){fix}" if given or fix else ""
         keys.problem(f"world size {devices} is not a multiple of {words} = {ranks}{fix}")
     return max(devices // ranks, 1)

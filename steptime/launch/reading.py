@@ -26,6 +26,8 @@ LEAVE_OUT = f"{NOT_MODELED}; --allow-unmodeled ignores it"
 """End of the line about any other refused flag."""
 MACHINE_UNKNOWN = "machine unknown; add --set hardware.node_type=NAME (3dtrn machines)"
 """End of the line about a file whose machine nothing names."""
+OTHER_NODES = "; for other nodes add --devices N"
+"""End of the line about devices that do not fit, where a script's nodes gave them."""
 OTHER_MODEL = "another kind of model"
 """Marks the note of a flag that names an unsupported model: then nothing else of its file is reported."""
 NO_OPTION = "not an option of"
@@ -179,9 +181,8 @@ def _of_devices(reading: Reading, problems: Sequence[ConfigProblem]) -> list[str
     if taken is not None and all(one.path for one in problems) and problems[0].line not in others:
         broken = f"the launcher's default is {taken.value}: {problems[0].line}"
         return [f"number of devices unknown ({broken}); add --set parallelism.dp=N", *others]
-    more = "; for other nodes add --set parallelism.dp=N"
     script = reading.devices_per_node is not None
-    return [one.line + (more if script and one.path == "parallelism.ep" else "") for one in problems]
+    return [one.line + (OTHER_NODES if script and one.path == "parallelism.ep" else "") for one in problems]
 
 
 def _taken(reading: Reading) -> LaunchFlag | None:

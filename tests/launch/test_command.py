@@ -183,8 +183,8 @@ def test_the_user_tells_the_nodes_that_a_script_leaves_to_be_edited(capsys, tmp_
         f"torchrun --nnodes 1 --nproc-per-node 2 pretrain_gpt.py {flags} {layout} --global-batch-size 8\n"
     )
     command = ("--from", "megatron", script, *H100)
-    fix = "for other nodes add --set parallelism.dp=N"
-    world = f"{script}: world size 2 is not a multiple of tp 2 x pp 2 = 4; {fix}"
+    fix = "for other nodes add --devices N"
+    world = f"{script}: world size 2 is not a multiple of tp 2 x pp 2 = 4 (4, 8, 12 ... are); {fix}"
     go_on = f"to go on: 3dtrn {' '.join(map(str, command))} --devices N"
     assert refused(capsys, *command) == [world, go_on]
     given = f"{script}: world size 6 is not a multiple of tp 2 x pp 2 = 4 (4, 8, 12 ... are); {fix}"

@@ -183,3 +183,36 @@ def test_the_command_to_go_on_has_one_machine(run, tmp_path, machine):
     code, _, err = run("--from", "megatron", file, *machine, "--brief")
     assert code == 2
     assert err.splitlines()[-1] == f"to go on: 3dtrn --from megatron {file} --brief --set hardware.node_type=NAME"
+
+
+def test_a_script_is_offered_as_many_arguments_as_it_takes(run, tmp_path):
+    """$2 names the ds_config, and the test of $# asks for three; the first is given."""
+    model = "--model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 1 --max_seq_length 2048 --bf16"
+    (file := tmp_path / "run.sh").write_text(
+        f"if (( $# != 3 )); then exit 2; fi\ndeepspeed --num_gpus 8 train.py --deepspeed $2 {model} --output_dir $1\n"
+    )
+    code, _, err = run("--from", "transformers", f"{file} out", *H100)
+    asked = "pass script and arguments as one string: 'SCRIPT ARG ...', or add --set parallelism.zero_level=N"
+    assert code == 2
+    assert err.splitlines()[0] == f"{file}: ds_config: $2 has no value; {asked}"
+    assert err.splitlines()[-1] == f"to go on: 3dtrn --from transformers '{file} out ARG2 ARG3' {' '.join(H100)}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("llamafactory", "llamafactory-cli train $1"),
+        ("axolotl", "accelerate launch -m axolotl.cli.train $1"),
+        ("llm-foundry", "composer -n 8 train/train.py $1"),
+        ("gpt-neox", "python ./deepy.py train.py $1"),
+        ("nanotron", "torchrun --nproc_per_node 8 run_train.py --config-file $1"),
+        ("torchtitan", "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file conf/$1.toml"),
+        ("nemo", "python megatron_gpt_pretraining.py --config-path=conf --config-name=$1"),
+    ],
+)
+def test_a_config_that_an_argument_names_is_asked_for_as_that(run, tmp_path, kind, command):
+    (file := tmp_path / "run.sh").write_text(f"{command}\n")
+    code, _, err = run("--from", kind, file, *H100)
+    first, again = err.splitlines()
+    assert (code, again) == (2, f"to go on: 3dtrn --from {kind} '{file} ARG1' {' '.join(H100)}")
+    assert first.endswith("$1 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'")

@@ -170,7 +170,7 @@ def test_data_parallel_ranks():
     assert data_parallel(found, {"tp": 4}, None) is None
     assert data_parallel(JobKeys("job", TABLE, [], sets={"parallelism.dp": 7}), {"tp": 4}, 16) == 7
     assert data_parallel(found, {"tp": 2, "pp": 2}, 18, "; fix") == 4
-    assert found.problems == ["job: world size 18 is not a multiple of tp 2 x pp 2 = 4; fix"]
+    assert found.problems == ["job: world size 18 is not a multiple of tp 2 x pp 2 = 4 (4, 8, 12 ... are); fix"]
     with pytest.raises(ConfigError, match=r"--set parallelism\.dp: expected a whole number"):
         told_whole({"parallelism.dp": "x"}, "parallelism.dp")
 

@@ -311,9 +311,11 @@ def test_a_ds_config_that_is_not_there_leaves_the_stage_open(tmp_path):
     """--deepspeed_config $1: without the file nobody tells the stage; with --zero-stage the flag does."""
     run = f"torchrun --nproc_per_node 8 pretrain_gpt.py {_SMALL} --fp16 --deepspeed --deepspeed_config $1"
     (line,) = problems(tmp_path, {"run.sh": f"{run}\n"}, "run.sh")
-    assert line.startswith(
-        "ds_config $1 was not found, so the ZeRO stage is unknown; add --set parallelism.zero_level=N"
-    )
+    asked = "pass script and arguments as one string: 'SCRIPT ARG ...', or add --set parallelism.zero_level=N"
+    assert line == f"ds_config: $1 has no value; {asked}"
+    (line,) = problems(tmp_path, {"c.sh": f"{run.replace('$1', 'zero.json')}\n"}, "c.sh")
+    told = "ds_config zero.json was not found, so the ZeRO stage is unknown; add --set parallelism.zero_level=N"
+    assert line == f"{told}, or the file --with FILE"
     assert job_of(tmp_path, {"run.sh": f"{run} --zero-stage 2\n"}, "run.sh").zero_level == 2
     assert job_of(tmp_path, {"run.sh": f"{run}\n"}, "run.sh", {"parallelism.zero_level": 1}).zero_level == 1
 

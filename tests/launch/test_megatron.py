@@ -196,11 +196,12 @@ def test_a_script_without_its_words_and_without_layers_asks_for_both_in_one_roun
 NO_LAYERS = (
     "its flags have no --num-layers; add --set model=NAME (3dtrn models), or the file that contains it with --with FILE"
 )
-OTHER_NODES = "; for other nodes add --set parallelism.dp=N"
+OTHER_NODES = "; for other nodes add --devices N"
 BAD = [
-    (script("--tensor-model-parallel-size 3"), f"run.sh: world size 8 is not a multiple of tp 3 x pp 1 = 3{OTHER_NODES}"),
+    (script("--tensor-model-parallel-size 3"),
+     f"run.sh: world size 8 is not a multiple of tp 3 x pp 1 = 3 (3, 6, 9 ... are){OTHER_NODES}"),
     (script("--context-parallel-size 4 --pipeline-model-parallel-size 4"),
-     f"run.sh: world size 8 is not a multiple of tp 1 x pp 4 x cp 4 = 16{OTHER_NODES}"),
+     f"run.sh: world size 8 is not a multiple of tp 1 x pp 4 x cp 4 = 16 (16, 32, 48 ... are){OTHER_NODES}"),
     (script("--world-size 16"), "run.sh: --world-size 16 contradicts the launch command, which starts 8 processes"),
     (script("--tensor-model-parallel-size $TP"),
      "run.sh: line 1: --tensor-model-parallel-size: $TP has no value; write TP=... before the command"),
@@ -261,7 +262,7 @@ def test_scripts_of_other_frameworks_are_told_by_their_name(command, other):
 def test_the_public_example_contradicts_itself():
     """examples/gpt3/train_gpt3_175b_distributed.sh says one node, and tp 8 x pp 16."""
     assert problems(load, "gpt3_175b.sh", NUM_NODES="1") == [
-        f"gpt3_175b.sh: world size 8 is not a multiple of tp 8 x pp 16 = 128{OTHER_NODES}"
+        f"gpt3_175b.sh: world size 8 is not a multiple of tp 8 x pp 16 = 128 (128, 256, 384 ... are){OTHER_NODES}"
     ]
 
 

@@ -230,7 +230,10 @@ def test_uneven_stages():
         (
             "nemo/llama3_1_70b.yaml",
             [("num_nodes: 128", "num_nodes: 3")],
-            "job: world size 24 is not a multiple of tp 4 x pp 4 x cp 2 = 32; for other nodes add --set parallelism.dp=N",
+            (
+                "job: world size 24 is not a multiple of tp 4 x pp 4 x cp 2 = 32 (32, 64, 96 ... are)"
+                "; for other nodes add --devices N"
+            ),
         ),
         (
             "nemo/llama3_1_70b.yaml",

@@ -347,3 +347,35 @@ def test_a_part_of_a_recipe_is_no_job(tmp_path: Path, name: str) -> None:
     (path := tmp_path / "llama3_8b.py").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="returns no recipe with a trainer; give the function that returns the whole"):
         read("nemo", f"{path}:{name}", SETS)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("llm.MegatronBertBaseConfig", "BERT"),
+        ("nemo.collections.llm.bert.model.base.OwnConfig", "BERT"),
+        ("llm.T5Config220M", "a model with an encoder"),
+        ("llm.Hyena1bConfig", "Hyena layers"),
+        ("llm.NVIDIAMambaHybridConfig8B", "Mamba layers, unread pattern"),
+        ("Llama32EmbeddingConfig1B", "a model that embeds or ranks text"),
+        ("llm.Llama32Reranker1BConfig", "a model that embeds or ranks text"),
+        ("vlm.Llava15Config7B", "a vision model"),
+        ("nemo.collections.vlm.mllama.model.base.OwnConfig", "a vision model"),
+        ("DiTConfig", "a diffusion model"),
+    ],
+)
+def test_models_that_are_no_decoders_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    """Also where the user names a decoder in their place, whose cost is another one."""
+    model = f"run.Config(llm.OwnModel, config=run.Config({name}))"
+    trainer = "run.Config(nl.Trainer, devices=8, num_nodes=1, strategy=run.Config(nl.MegatronStrategy))"
+    data = "run.Config(MockDataModule, seq_length=512, global_batch_size=32, micro_batch_size=2)"
+    text = (
+        f"def pretrain_recipe():\n    return run.Partial(llm.pretrain, model={model}, trainer={trainer}, data={data})\n"
+    )
+    (path := tmp_path / "r.py").write_text(text, encoding="utf-8")
+    own = f"model.class {name.rpartition('.')[2]} ({kind}): another kind of model; not modeled"
+    for sets in (SETS, SETS | {"model": "llama3-1b"}):
+        with pytest.raises(ConfigError) as error:
+            to_job(read("nemo", f"{path}:pretrain_recipe", sets), sets)
+        (line,) = error.value.problems
+        assert own in line

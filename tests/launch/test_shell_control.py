@@ -181,3 +181,25 @@ def test_a_command_that_tmux_runs():
 
 def test_a_width_beyond_any_job_is_not_printed():
     assert formatted("%099999999999d", ["3"]) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("while true; do X=$X-x; done", 1),
+        ("L=2\nuntil false; do sleep 1; done", 2),
+        ("for ((;;)); do nvidia-smi; done", 1),
+        ("while true; do sleep 1; done &", 0),  # in the background
+        ("while :; do if nc -z $HOST 1; then break; fi; done", 0),
+        ("while true; do case $1 in -h) shift;; *) break;; esac; done", 0),
+        ("for ((i = 0; i < 1000; i++)); do X=$i; done", 0),  # which ends
+        ("[ -f x ] && while true; do sleep 1; done", 0),  # which may not run
+    ],
+)
+def test_a_loop_that_nothing_ends_is_told(before, line):
+    """bash never gets to the launch after it."""
+    told = [
+        note for note in read_script(f"{before}\ntorchrun t.py", "run.sh", {}).notes if "the end of the loop" in note
+    ]
+    assert told == [f"the end of the loop in line {line} is not known; what follows is read all the same"][: bool(line)]
+    assert not any("the end" in note for note in read_script("while :; do torchrun t.py; done", "run.sh", {}).notes)

@@ -9,7 +9,7 @@ from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
-from steptime.launch.shell.usage import examples_of
+from steptime.launch.shell.usage import examples_of, most_words
 from steptime.report.estimate_text import report
 
 BODY = """SIZE=$1
@@ -110,3 +110,18 @@ def test_comments_are_read_in_linear_time(line):
     start = process_time()
     assert examples_of(line, "run.sh") == []
     assert process_time() - start < 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("if [ $# -lt 4 ]; then exit 1; fi\nrun $1", 4),
+        ('[[ "$#" -ne 2 ]] && exit 1', 2),
+        ("if (( $# != 9 )); then exit 2; fi\nPORT=$8", 9),
+        ('f() { echo "$5"; }\nA="${3:?missing}" B=${4:-8} C=${12}\n', 12),
+        ("awk '{print $9}' f; run $10 ${2%.sh}", 2),  # $10 is ${1}0
+        ("x: 'open", 0),
+    ],
+)
+def test_how_many_arguments_a_script_takes(text, count):
+    assert most_words(text) == count

@@ -239,6 +239,8 @@ def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobL
     if not len(log.steps) and not len(log.unnumbered):
         if log.cut_dump is not None:
             raise log.cut_dump
+        if b"\0" in log.head:
+            raise ConfigError(f"{log.files[0]}: not a text file (NUL byte); give the log of a training run")
         files = ", ".join(log.files)
         rows = "; a CSV of measured runs is for 3dtrn validate --measurements" if ".csv" in files else ""
         raise ConfigError(f"{files}: no iterations logged; give the log of a training run (with step times){rows}")

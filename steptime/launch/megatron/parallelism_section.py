@@ -11,7 +11,7 @@ from steptime.launch.keys import load_table
 from steptime.launch.megatron.expert_layers import expert_degrees
 from steptime.launch.megatron.layer_kinds import hybrid_pattern
 from steptime.launch.megatron.performance_section import main_grad_dtype, optimizer_of, plain_dtype
-from steptime.launch.reading import LaunchFlag
+from steptime.launch.reading import OTHER_NODES, LaunchFlag
 
 _REFUSED = {
     "use_distributed_optimizer": "the distributed optimizer",
@@ -28,7 +28,7 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
     if ulysses := (keys.whole("ds_sequence_parallel_size") or 1) > 1:  # of Megatron-DeepSpeed
         cp = keys.count("ds_sequence_parallel_size")
     section: dict[str, Any] = {"tp": tp, "pp": pp}
-    fix = "" if keys.get("world_size") is not None else "; for other nodes add --set parallelism.dp=N"
+    fix = "" if keys.get("world_size") is not None else OTHER_NODES
     said = keys.whole("data_parallel_size")
     if (dp := data_parallel(keys, section | ({"cp": cp} if cp > 1 else {}), devices, fix) or said) is not None:
         section["dp"] = dp

@@ -27,6 +27,7 @@ from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.reading import NOT_MODELED, OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
 from steptime.launch.shell.processes import Word
+from steptime.launch.shell.scope import argument_asked
 from steptime.launch.shell.script import Script, read_script
 
 _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
@@ -173,6 +174,8 @@ def _unknown_stage(keys: JobKeys) -> str:
     found = named is not None and keys.nearby.text(str(named)) is not None
     if not keys.on("deepspeed") or "zero_stage" in keys.values or found:
         return ""
+    if asked := argument_asked(str(named)):
+        return f"ds_config: {asked}, or add --set parallelism.zero_level=N"
     said = "is not given" if named is None else "has no value" if named in ("", True) else ""
     what = f"--deepspeed_config {said}" if said else f"ds_config {named} was not found"
     fix = "add --set parallelism.zero_level=N" + ", or the file --with FILE" * (named is not None)

@@ -24,6 +24,7 @@ from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of
 from steptime.launch.python.config_values import split_path
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import Word, flags_of
+from steptime.launch.shell.scope import argument_asked
 from steptime.launch.shell.script import Script, read_script, variables_of
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
@@ -116,6 +117,8 @@ def _of_script(path: str, script: Script, nearby: NearbyFiles) -> tuple[dict[str
             what = f"line {script.line} launches {script.program}, which names no config"
             raise ConfigError(f"{path}: {what}; give the log that prints the job's config")
         name = f"{said.pop('config_path', 'conf')}/{own}.yaml"
+    if asked := argument_asked(name):
+        raise ConfigError(f"{path}: line {script.line}: {asked}")
     blank = _blank(path, script)
     try:
         text = nearby.needed(name, f"{path}: line {script.line} reads")

@@ -18,7 +18,7 @@ from steptime.launch.keys import flatten, is_costly, load_table, rule_of, spelle
 from steptime.launch.megatron.translation import object_keys, plan_of
 from steptime.launch.nemo.callbacks import callback_settings, note_callbacks, overlap_defaults
 from steptime.launch.nemo.models import changed, class_preset, classes, kernels
-from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
+from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, other_class_of, simplify
 from steptime.launch.python.config_functions import CALLED
 from steptime.launch.python.config_values import CLASS as CALL
 from steptime.launch.python.config_values import Computed, merged, syntax_of
@@ -38,7 +38,8 @@ def read_two(config: NemoConfig) -> Reading:
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     if config_class not in classes() and (preset := class_preset(config_class)) and told(sets, "model") is None:
         sets = {"model": changed(path, preset, said, "model.config", sets), **(sets or {})}
-    fields = kernels(config_class) if told(sets, "model") is not None else _fields(path, config_class, said)
+    named = told(sets, "model") is not None or "model.class" in said
+    fields = kernels(config_class) if named else _fields(path, config_class, said)
     defaults = {f"model.config.{key}": value for key, value in fields.items()}
     keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class)
     _put_over(keys, said)
@@ -102,7 +103,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any], sets: Sets) 
     said = flatten({key: simplify(value) for key, value in rest.items() if value is not None})
     said |= flatten({"trainer": simplify(trainer)})
     said |= callback_settings(callbacks, sets)
-    return said | methods_of(tree) | flatten({"trainer": {"strategy": simplify(strategy)}})
+    return said | methods_of(tree) | other_class_of(tree) | flatten({"trainer": {"strategy": simplify(strategy)}})
 
 
 def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from steptime.launch.keys import table_file
 from steptime.launch.reading import Sets
 from steptime.software.profiles import profile_releases
 
@@ -43,6 +45,23 @@ def methods_of(tree: Mapping[str, Any]) -> dict[str, str]:
     """
     named = {key: class_of(tree[key]).rpartition(".")[2] for key in ("peft", "model_transform") if tree.get(key)}
     return {f"{key}.method": "unknown" if name in {"", "None"} else name for key, name in named.items()}
+
+
+def other_class_of(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The class of a NeMo 2 job's model and its kind, by its name or module, where that is no decoder's; as a separate key.
+
+    >>> other_class_of({"model": {"_target_": "llm.BertModel", "config": {"_target_": "llm.MegatronBertBaseConfig"}}})
+    {'model.class': 'MegatronBertBaseConfig (BERT)'}
+    >>> other_class_of({"model": {"_target_": "llm.LlamaModel", "config": {"_target_": "llm.Llama3Config8B"}}})
+    {}
+    """
+    model = tree.get("model")
+    config = model.get("config") if isinstance(model, dict) else None
+    for name in filter(None, (class_of(config), class_of(model))):
+        for words, kind in table_file("nemo2")["other_classes"].items():
+            if re.search(words, name):
+                return {"model.class": f"{name.rpartition('.')[2]} ({kind})"}
+    return {}
 
 
 def simplify(node: Any) -> Any:

@@ -19,6 +19,8 @@ from steptime.launch.shell.undecided import merged
 
 _MOST_COMMANDS = 50_000
 _MOST_ROUNDS = 100
+_ALWAYS = frozenset({"while true", "while :", "while ((1))", "while [ 1 ]", "until false", "for ((;;))"})
+"""Loops that only their bodies end."""
 
 
 class Command(NamedTuple):
@@ -32,6 +34,12 @@ class Command(NamedTuple):
     """Assignments in front of it, visible to it only."""
     values: Mapping[str, list[Value]] = MappingProxyType({})
     """The script's variables when it runs."""
+
+
+def _head(node: Loop) -> str:
+    """A loop's words up to its body."""
+    words = [word.text for part in node.condition for word in (part.words if isinstance(part, Simple) else [])]
+    return " ".join(filter(None, (node.kind, node.name, *words)))
 
 
 class ExitError(Exception):
@@ -58,6 +66,7 @@ class ControlFlow(ABC):
     def __init__(self, name: str, scope: Scope, nearby: NearbyFiles) -> None:
         self.name, self.scope, self.nearby = name, scope, nearby
         self.commands = list[Command]()
+        self.before_end = 0  # commands until the script surely gets no further, and is read on
         self.told = list[str]()  # what is assumed about which of the commands runs
         self.functions: dict[str, Function] = {}
         self.doubt: Unknown | None = None
@@ -204,7 +213,14 @@ class ControlFlow(ABC):
             self.loops += 1
             self.side_by_side([node.body], cause)
             self.loops -= 1
+            if _head(node) in _ALWAYS and not self.within and all(kind == "continue" for kind, *_ in self.left[start:]):
+                self.stops(Unknown(f"the end of the loop in line {node.line} is not known"))
         self.join(start, "break", "continue")
+
+    def stops(self, why: Unknown) -> None:
+        """Record that the script surely gets no further; it is read on, since its variables may be others in its job."""
+        if not self.doubt and not self.scope.ended.why:
+            self.scope.ended, self.before_end = why, len(self.commands)
 
     def rounds(self, node: Loop) -> bool:
         """Interpret a loop; False where the number of its rounds is unknown or large."""

@@ -46,7 +46,6 @@ class DryRun(ControlFlow):
     def __init__(self, name: str, scope: Scope, nearby: NearbyFiles) -> None:
         super().__init__(name, scope, nearby)
         self.scope.output = partial(output, self)
-        self.before_end = 0  # commands until the script ends with an error, and is read on
         self.last_exit = self.exit_line = 0  # lines of the last `exit`, and of the one that ended the script
 
     def script(self, nodes: list[Statement]) -> None:
@@ -118,11 +117,11 @@ class DryRun(ControlFlow):
         return "ran"
 
     def ends(self, status: str, line: int) -> None:
-        """Record that the script surely ends with an error here; it is read on, since its variables may be others in its job."""
-        if status.isdecimal() and not self.doubt and not self.scope.ended.why:
+        """Record that the script ends with an error here."""
+        if status.isdecimal():
             unset = self.blame.variable
             why = f"line {line} ends the script: exit {status}{f', since ${unset} has no value' if unset else ''}"
-            self.scope.ended, self.before_end = Unknown(why, unset), len(self.commands)
+            self.stops(Unknown(why, unset))
 
     def call(self, function: Function, words: list[Value]) -> Outcome:
         """A function of the script with these words."""

@@ -80,6 +80,16 @@ class Reason(NamedTuple):
     """Whether it is a variable that is not set: tests treat it as empty."""
 
 
+def argument_asked(text: str) -> str:
+    """Asks for the first of the script's arguments that a text, as an error shows it, still names; "" where it names none.
+
+    >>> argument_asked("conf/${2}.json")
+    "$2 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"
+    """
+    found = re.search(r"\$\{?([1-9]\d*)", text)
+    return Unknown(f"${found[1]} has no value", found[1]).told("") if found else ""
+
+
 def clean(text: str) -> str:
     """A text without the characters that mark missing values."""
     return text.replace(OPEN, "").replace(CLOSE, "")
@@ -110,7 +120,7 @@ class Scope:
         self.sourced: list[str] = []
         """Files that the script sources and that are not read."""
         self.ended = Unknown("")
-        """Where and why the script surely ends with an error, after which it is read on; "" where it does not."""
+        """Where and why the script surely gets no further, after which it is read on; "" where it does not."""
         self.required: list[str] = []
         """Arguments of the script without which it stops: those of ${1:?...} that are not given."""
 

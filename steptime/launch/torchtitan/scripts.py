@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.launch.nearby_files import NearbyFiles
 from steptime.launch.shell.processes import flags_of, split_words
+from steptime.launch.shell.scope import argument_asked
 from steptime.launch.shell.script import read_script
 
 _TOML = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
@@ -75,6 +76,8 @@ def named_by(path: str, text: str, env: dict[str, str], nearby: NearbyFiles) -> 
     if named is not None:
         return Named(named[1], inside, "", over, script.devices, tuple(script.notes))
     file = said.get("job.config_file", said.get("job.config-file"))
+    if asked := argument_asked(str(file)):
+        raise ConfigError(f"{path}: {asked}")
     if file is not None:  # that run_train.sh takes by default, or that a variable names
         return Named(file, nearby.needed(file, f"{path}: reads"), "", over, script.devices, tuple(script.notes))
     return _of_module(path, nearby, said, over, script.devices)._replace(notes=tuple(script.notes))

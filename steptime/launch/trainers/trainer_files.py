@@ -225,7 +225,9 @@ def _configs(script: Script, path: str, nearby: NearbyFiles, table: KeyTable) ->
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
         if (folder := table.raw.get("configs_by_name")) and last == "--config" and not name.endswith((".yaml", ".yml")):
             name = f"{folder}/{name}.yaml"
-        if not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):
+        first = not equals and (word in script.arguments[:1] or last.endswith(".py"))
+        argument = (accelerates or first) and re.fullmatch(r"\$\{?\d+\}?", name)
+        if not argument and not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):
             continue
         if word.unresolved and word.unresolved[0].variable:
             raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write it out')}")

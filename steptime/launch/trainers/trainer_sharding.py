@@ -8,6 +8,7 @@ from typing import Any
 
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import told
+from steptime.launch.shell.scope import argument_asked
 from steptime.launch.trainers.figures import Figures, size_of
 from steptime.launch.zero_offload import offload_of
 
@@ -98,8 +99,9 @@ def put_zero(found: Figures, config: dict[str, Any]) -> None:
     if stage is not None:
         config["parallelism"]["zero_level"] = size_of(stage, stage)
     elif told(keys.sets, "parallelism.zero_level") is None:
-        why = f"{said} was not found; add --with FILE, or --set parallelism.zero_level=N"
-        keys.left_open.setdefault("parallelism.zero_level", why)
+        asked = argument_asked(said)
+        why = f"ds_config: {asked}, or add" if asked else f"{said} was not found; add --with FILE, or"
+        keys.left_open.setdefault("parallelism.zero_level", f"{why} --set parallelism.zero_level=N")
 
 
 def put_bf16_optimizer(found: Figures, config: dict[str, Any]) -> None:
