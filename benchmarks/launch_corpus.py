@@ -104,7 +104,7 @@ def fate(path: Path, kind: str, expected: dict[str, Any], note: str) -> tuple[st
         asks = [
             problem
             for problem in error.problems
-            if re.search(r"--set |:FUNCTION|name the script|write \w+=|--with |--plan ", problem)
+            if re.search(r"--set |--devices |:FUNCTION|name the script|write \w+=|--with |--plan ", problem)
         ]
         return ("asks" if len(asks) == len(error.problems) else "refused"), list(error.problems)
     except Exception as error:  # noqa: BLE001  a traceback is what is looked for
