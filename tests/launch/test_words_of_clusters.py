@@ -26,8 +26,8 @@ def test_nodes_that_grid_engine_is_asked_for(tmp_path: Path, asked_for: str) -> 
 @pytest.mark.parametrize(
     ("nodes", "each", "told"),
     [
-        ("4", "4", "line 4 starts 4 nodes, as counted; Slurm gives the job 2"),
-        ("2", "8", "line 4 starts 8 processes on a node, as counted; Slurm gives the job 4 devices there"),
+        ("4", "4", "line 4 starts 4 nodes, which the report counts; Slurm gives the job 2"),
+        ("2", "8", "line 4 starts 8 processes on a node, which the report counts; Slurm gives the job 4 devices there"),
         ("$SLURM_NNODES", "4", ""),
     ],
 )

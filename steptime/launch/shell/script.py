@@ -236,9 +236,9 @@ def _of_job(size: Size, variables: dict[str, str], line: int) -> Iterator[str]:
     """A line where the command starts other nodes than the job has, or more processes on them than it has devices."""
     nodes, devices = (variables.get(name, "") for name in ("SLURM_NNODES", "SLURM_GPUS_PER_NODE"))
     if size.nodes and nodes.isdecimal() and int(nodes) != size.nodes and not size.default:
-        yield f"line {line} starts {counted(size.nodes, 'node')}, as counted; Slurm gives the job {nodes}"
+        yield f"line {line} starts {counted(size.nodes, 'node')}, which the report counts; Slurm gives the job {nodes}"
     if size.per_node and devices.isdecimal() and 0 < int(devices) < size.per_node and not size.default:
-        told = f"line {line} starts {counted(size.per_node, 'process')} on a node, as counted"
+        told = f"line {line} starts {counted(size.per_node, 'process')} on a node, which the report counts"
         yield f"{told}; Slurm gives the job {counted(int(devices), 'device')} there"
 
 
